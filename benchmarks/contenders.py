@@ -108,7 +108,7 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
     from sparsedp.optimizers.sparse import support_optimizer
-    from sparsedp.privacy.ledger import Charge, ChargeLog
+    from sparsedp.privacy.charge import Charge, ChargeLog
     from sparsedp.privacy.mechanism import GaussianMechanism
     from sparsedp.privacy.queries import GradientSum
     from sparsedp.randomness import SystemRandomness

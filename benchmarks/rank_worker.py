@@ -67,7 +67,7 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
     from sparsedp.optimizers.sparse import support_optimizer
-    from sparsedp.privacy.ledger import Charge, ChargeLog
+    from sparsedp.privacy.charge import Charge, ChargeLog
     from sparsedp.privacy.mechanism import GaussianMechanism
     from sparsedp.privacy.queries import GradientSum
     from sparsedp.randomness import SystemRandomness

@@ -72,7 +72,7 @@ def test_an_honest_release_passes_and_is_named_in_the_result(method):
 @pytest.mark.parametrize("method", RELEASES)
 def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
     """As a reviewer did it: the gradients keep their noise, all else has none."""
-    honest = mechanism.GaussianMechanism.noisy_sum
+    honest = mechanism.GaussianMechanism.release
 
     class Silent:
         publishable = True
@@ -85,7 +85,7 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
         noise = self.randomness if gradient else Silent()
         return honest(replace(self, randomness=noise), query, charge, **how)
 
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", leaky)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "release", leaky)
     result = attacked(method)
     assert not result.passed
     assert result.recomposed == math.inf

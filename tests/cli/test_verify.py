@@ -132,7 +132,7 @@ def test_independent_accountants_agree_on_a_published_number(tmp_path):
 
     phase = Phase(name="train", steps=2250, sampling_rate=0.04, clip_norm=1.0, noise_multiplier=1.5)
     plan = Plan(method="dp-sgd", phases=(phase,), units=1000, steps_per_epoch=25, delta=1e-5)
-    with Ledger.create(tmp_path / "ledger.jsonl", plan) as ledger:
+    with Ledger(plan, tmp_path / "ledger.jsonl") as ledger:
         for step in range(2250):
             ledger.charge(Charge("train", step, 0.04, 1.5))
     found = other_epsilons(Ledger.read(tmp_path / "ledger.jsonl"))

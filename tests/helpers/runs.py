@@ -18,6 +18,8 @@ from sparsedp.evaluation import held_out
 from sparsedp.methods import Granularity, Method, build_plan, get_method
 from sparsedp.methods.scores import Contributions, Given, PublicScores
 from sparsedp.parameters import ParameterLayout
+from sparsedp.privacy import mechanism
+from sparsedp.privacy.charge import Charge
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Result
 from sparsedp.training.trainer import Trainer
@@ -172,3 +174,23 @@ SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
     },
 }
 """Arguments of `a_trainer` for what a method's defaults do not show; the model is another one each time."""
+
+
+def fix_releases(monkeypatch: Any) -> list[Charge]:
+    """The true mechanism runs on the data, and its sum is thrown away for numbers that know only the charge."""
+    made: list[Charge] = []
+    real = mechanism.GaussianMechanism.release
+
+    def fixed(self: Any, query: Any, charge: Charge, expected_batch_size: float = 1.0) -> mechanism.Release:
+        released = real(self, query, charge, expected_batch_size=expected_batch_size)
+        made.append(charge)
+        generator = torch.Generator().manual_seed(2 * charge.step + charge.release)
+        numbers = 3.0 * torch.randn(query.size, generator=generator).double() / expected_batch_size
+        values = {
+            name: getattr(released, name)
+            for name in ("support", "phase", "step", "publishable", "noise_scale")
+        }
+        return mechanism.Release(mean=numbers, seal=mechanism._SEAL, **values)
+
+    monkeypatch.setattr(mechanism.GaussianMechanism, "release", fixed)
+    return made

@@ -20,7 +20,7 @@ from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.scores import Knowledge
 from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import _SEAL, GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum

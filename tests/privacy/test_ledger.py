@@ -45,7 +45,7 @@ def path(tmp_path):
 @pytest.fixture
 def written(path):
     """The file of a run stopped in its 23rd step."""
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(23))
     return path
 
@@ -55,7 +55,7 @@ def lines_of(path):
 
 
 def test_a_whole_run_charges_exactly_its_plan(path):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(PLAN.total_steps))
         assert ledger.charged == ledger.next_step == PLAN.total_steps
     record = Ledger.read(path)
@@ -71,7 +71,7 @@ def test_a_whole_run_charges_exactly_its_plan(path):
 
 
 def test_every_step_is_on_disk_before_it_is_released(path):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         for step in range(40):
             ledger.charge(charge_of(step))
             assert Ledger.read(path).charged > step
@@ -82,7 +82,7 @@ def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypa
     write, fsync = os.write, os.fsync
     monkeypatch.setattr(os, "write", lambda *a: calls.append("write") or write(*a))
     monkeypatch.setattr(os, "fsync", lambda *a: calls.append("fsync") or fsync(*a))
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         assert calls == ["write", "fsync", "fsync"]
         for step in range(12):
             before = len(calls)
@@ -93,7 +93,7 @@ def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypa
 
 
 def test_blocks_hold_at_most_one_percent_of_the_steps_and_stay_in_their_phase(path):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(PLAN.total_steps))
     for block in Ledger.read(path).blocks:
         assert 1 <= block.steps <= BLOCK
@@ -103,7 +103,7 @@ def test_blocks_hold_at_most_one_percent_of_the_steps_and_stay_in_their_phase(pa
 
 def test_a_short_plan_is_charged_step_by_step(path):
     short = replace(PLAN, phases=(Phase("train", 7, 0.1, 1.0, 1.0),))
-    with Ledger.create(path, short) as ledger:
+    with Ledger(short, path) as ledger:
         for step in range(7):
             assert ledger.charged == step
             ledger.charge(charge_of(step, short))
@@ -122,7 +122,7 @@ def test_a_short_plan_is_charged_step_by_step(path):
     ],
 )
 def test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing(path, wrong):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(21))
         before = path.read_bytes()
         fitting = charge_of(wrong["step"]) if wrong.get("step", -1) in range(500) else charge_of(21)
@@ -133,7 +133,7 @@ def test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing(path, wron
 
 
 def test_a_step_cannot_be_released_twice(path):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(9))
         for again in (0, 7, 8):
             with pytest.raises(PrivacyError, match="charged before"):
@@ -142,7 +142,7 @@ def test_a_step_cannot_be_released_twice(path):
 
 def test_a_plan_without_noise_is_charged_too_and_costs_infinity(path):
     bare = replace(PLAN, phases=(Phase("train", 5, 0.1, 1.0),))
-    with Ledger.create(path, bare) as ledger:
+    with Ledger(bare, path) as ledger:
         ledger.charge(Charge("train", 0, 0.1, 0.0))
         assert ledger.state.spent() == float("inf")
 
@@ -177,7 +177,7 @@ def test_another_plan_cannot_use_the_ledger(written):
 def test_a_ledger_is_neither_overwritten_nor_conjured_up(written, tmp_path):
     before = written.read_bytes()
     with pytest.raises(PrivacyError, match="exists"):
-        Ledger.create(written, PLAN)
+        Ledger(PLAN, written)
     assert written.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir() if entry.name != "cache"] == ["ledger.jsonl"]
     with pytest.raises(PrivacyError, match="no ledger"):
@@ -187,7 +187,7 @@ def test_a_ledger_is_neither_overwritten_nor_conjured_up(written, tmp_path):
 
 
 def test_a_ledger_has_one_writer(path):
-    first = Ledger.create(path, PLAN)
+    first = Ledger(PLAN, path)
     with pytest.raises(PrivacyError, match="in use"):
         Ledger.resume(path, PLAN)
     code = f"""
@@ -204,7 +204,7 @@ Ledger.resume({str(path)!r}, Plan.from_json({PLAN.to_json()!r}))
 
 
 def test_a_forked_child_can_neither_charge_nor_keep_the_lock(path):
-    ledger = Ledger.create(path, PLAN)
+    ledger = Ledger(PLAN, path)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -231,7 +231,7 @@ def test_a_forked_child_can_neither_charge_nor_keep_the_lock(path):
 
 
 def test_a_closed_ledger_takes_no_charge(path):
-    ledger = Ledger.create(path, PLAN)
+    ledger = Ledger(PLAN, path)
     ledger.close()
     ledger.close()
     with pytest.raises(PrivacyError, match="closed"):
@@ -239,7 +239,7 @@ def test_a_closed_ledger_takes_no_charge(path):
 
 
 def test_a_failed_write_refuses_the_release_and_the_next_ones(path, monkeypatch):
-    ledger = Ledger.create(path, PLAN)
+    ledger = Ledger(PLAN, path)
     spend(ledger, range(6))
     write = os.write
 
@@ -291,7 +291,7 @@ def test_a_repair_that_is_torn_itself_is_repaired(written):
 
 
 def test_bytes_torn_after_the_last_step_charge_nothing_more(path):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(PLAN.total_steps))
     with path.open("ab") as file:
         file.write(b'{"first')
@@ -346,7 +346,7 @@ def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     """Who can compute the chain still cannot leave steps out or change the plan's costs."""
     from sparsedp.privacy.ledger import chain_line
 
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         head = ledger.head
     header = path.read_bytes()
     honest = {
@@ -374,7 +374,7 @@ def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
 
 
 def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path):
-    with Ledger.create(path, PLAN) as ledger:
+    with Ledger(PLAN, path) as ledger:
         spend(ledger, range(23))
         head, length = ledger.head, ledger.length
         spend(ledger, range(23, 60))
@@ -384,7 +384,7 @@ def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path)
     with pytest.raises(PrivacyError, match="lines were removed"):
         Ledger.read(path).check_extends(head, length)
     path.unlink()
-    with Ledger.create(path, replace(PLAN, delta=2e-5)) as other:
+    with Ledger(replace(PLAN, delta=2e-5), path) as other:
         spend(other, range(60))
         with pytest.raises(PrivacyError, match="rewritten"):
             other.state.check_extends(head, length)
@@ -410,7 +410,7 @@ def test_a_ledger_of_another_version_is_a_clear_error(written):
 
 
 def test_spending_needs_a_delta_from_somewhere(path):
-    with Ledger.create(path, replace(PLAN, delta=None)) as ledger:
+    with Ledger(replace(PLAN, delta=None), path) as ledger:
         with pytest.raises(PrivacyError, match="delta"):
             ledger.state.spent()
         assert ledger.state.spent(1e-5) == 0.0
@@ -463,7 +463,7 @@ def _run_until(dies_at, path, released):
     if not path.exists():  # as a run directory is made: whole, or not at all
         draft = path.with_suffix(".draft")
         draft.unlink(missing_ok=True)
-        Ledger.create(draft, PLAN).close()
+        Ledger(PLAN, draft).close()
         draft.rename(path)
     ledger = Ledger.resume(path, PLAN)
     with released.open("ab", buffering=0) as out:

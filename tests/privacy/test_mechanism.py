@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy import mechanism
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid, Release
-from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
+from sparsedp.privacy.queries import BoundedSum, ClippedVectorSum, GradientSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling import cut
 
@@ -114,17 +115,17 @@ class TwoProcesses:
 def test_ranks_get_the_release_and_never_the_sum(monkeypatch):
     query, charge = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0)), Charge("train", 0, 0.1, 2.0)
     ranks = TwoProcesses(monkeypatch, main=True)
-    total, _ = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, charge)
+    released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(query, charge)
     grid = Grid.for_mechanism(4.0, 2.0, 3)
     (handed_out,), (sent,) = ranks.handed_out, ranks.sent
     assert (handed_out != 2 * sent).any()  # equal by chance: once in 2^60
-    assert torch.equal(grid.dequantize(handed_out), total)
+    assert torch.equal(grid.dequantize(handed_out), released.mean)
 
 
 def test_a_rank_that_is_not_the_main_process_draws_no_noise(monkeypatch):
     ranks, spy = TwoProcesses(monkeypatch, main=False), Spy()
     query = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0))
-    GaussianMechanism(ChargeLog(), spy).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
+    GaussianMechanism(ChargeLog(), spy).release(query, Charge("train", 0, 0.1, 2.0))
     assert spy.asked == []
     assert torch.equal(ranks.handed_out[0], 2 * ranks.sent[0])
 
@@ -142,7 +143,7 @@ def test_the_charge_names_the_rate_and_noise_that_ran():
     ledger = ChargeLog()
     charge = Charge("warm-up", 3, 0.25, 1.5)
     query = ClippedVectorSum(torch.zeros(2, 2), FlatClip(1.0))
-    GaussianMechanism(ledger, SeededRandomness(0)).noisy_sum(query, charge)
+    GaussianMechanism(ledger, SeededRandomness(0)).release(query, charge)
     assert ledger.charges == [charge]
 
 
@@ -470,10 +471,8 @@ def test_any_order_and_any_number_of_ranks_give_the_same_bits(ranks):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
-    @dataclass
-    class Broken:
-        size: int = 2
-        sensitivity: float = 1.0
+    class Broken(BoundedSum):
+        size, clip = 2, FlatClip(1.0)
 
         def partial_sums(self, bound: float) -> Iterator[Tensor]:
             yield torch.tensor([0.0, bad], dtype=torch.float64)
@@ -485,7 +484,7 @@ def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
             raise AssertionError("noise was drawn")
 
     with pytest.raises(PrivacyError, match="nothing was released"):
-        GaussianMechanism(ChargeLog(), NoNoise()).noisy_sum(Broken(), Charge("train", 0, 0.1, 1.0))
+        GaussianMechanism(ChargeLog(), NoNoise()).release(Broken(), Charge("train", 0, 0.1, 1.0))
 
 
 def test_integers_that_would_overflow_stop_it_too():
@@ -500,14 +499,11 @@ def test_integers_that_would_overflow_stop_it_too():
 
 @pytest.mark.parametrize(("clip", "noise", "size"), [(1.0, 1e9, 10**7), (1e-306, 1.0, 10), (1e300, 1e300, 1)])
 def test_numbers_no_grid_holds_are_refused_before_the_ledger_is_charged(clip, noise, size):
-    @dataclass
-    class Huge:
-        size: int
-        sensitivity: float
-
     ledger = ChargeLog()
     with pytest.raises(PrivacyError):
-        GaussianMechanism(ledger, SystemRandomness()).noisy_sum(Huge(size, clip), Charge("t", 0, 0.1, noise))
+        GaussianMechanism(ledger, SystemRandomness()).release(
+            SimpleNamespace(size=size, sensitivity=clip), Charge("t", 0, 0.1, noise)
+        )
     assert ledger.charges == []
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
-from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
+from sparsedp.privacy.queries import BoundedSum, ClippedVectorSum, GradientSum
 from sparsedp.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 
 LEVEL = 1e-6
@@ -146,10 +146,11 @@ def test_the_declared_noise_scale_is_the_noise_that_was_added():
 
 def test_noise_for_feature_statistics_is_scaled_by_their_clip():
     query = ClippedVectorSum(torch.zeros(3, 8000), FlatClip(4.0))
-    noisy, std = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(
+    released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         query, Charge("statistics", 0, 1.0, 2.5)
     )
-    assert std == 10.0
+    noisy = released.mean
+    assert released.noise_scale.unique().tolist() == [10.0]
     assert p_value(noisy, 10.0) > LEVEL
     assert p_value(noisy, 10.0 * 2 / 3) < LEVEL
     assert p_value(noisy, 10.0 * 3 / 2) < LEVEL
@@ -197,9 +198,9 @@ def old_release(total: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class _Given:
+class _Given(BoundedSum):
     total: np.ndarray
-    sensitivity: float = 1.0
+    clip: FlatClip = field(default_factory=lambda: FlatClip(1.0))
 
     @property
     def size(self) -> int:
@@ -211,8 +212,7 @@ class _Given:
 
 def new_release(total: np.ndarray) -> np.ndarray:
     charge = Charge("train", 0, 1.0, STD)
-    noisy, _ = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(_Given(total), charge)
-    return noisy.numpy()
+    return GaussianMechanism(ChargeLog(), SystemRandomness()).release(_Given(total), charge).mean.numpy()
 
 
 def pairs_reached(released: np.ndarray, total: np.ndarray) -> int:

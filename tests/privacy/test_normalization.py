@@ -22,7 +22,7 @@ from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import ChannelStatisticsSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from report_runs import a_run, data
 
 from every_day import by_method
+from runs import fix_releases
 from sparsedp import write_report
 from sparsedp.methods import list_methods
-from sparsedp.privacy import ledger, mechanism
+from sparsedp.privacy import ledger
 from sparsedp.randomness import PublicRandomness
 
 PRIVATE = [method.name for method in list_methods()]
@@ -27,14 +27,7 @@ class _NoClock:
 
 @pytest.mark.parametrize("method", by_method(PRIVATE))
 def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_path: Path, monkeypatch):
-    real = mechanism.GaussianMechanism.noisy_sum
-
-    def fixed(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        total, std = real(self, query, charge, **how)
-        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(charge.step))
-        return 3.0 * numbers.to(total), std
-
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
+    fix_releases(monkeypatch)
     monkeypatch.setattr(ledger, "datetime", _NoClock)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     pages = [

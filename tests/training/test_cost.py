@@ -20,7 +20,7 @@ from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness

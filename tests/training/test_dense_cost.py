@@ -17,7 +17,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
+from sparsedp.clipping import FlatClip
 from sparsedp.methods import get_method
 from sparsedp.privacy import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
+from sparsedp.privacy.queries import BoundedSum
 from sparsedp.randomness import SystemRandomness
 from sparsedp.training.trainer import Trainer
 
@@ -104,10 +106,10 @@ def test_a_layer_that_only_a_target_reaches_is_not_spoken_of() -> None:
     assert said(Routed(), target=False) == said(Routed(), target=True) == []
 
 
-class Chatty:
+class Chatty(BoundedSum):
     """A bounded sum that logs and warns."""
 
-    size, sensitivity = 3, 1.0
+    size, clip = 3, FlatClip(1.0)
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
         logging.getLogger("sparsedp").error("62 rows for 63 samples")
@@ -118,7 +120,7 @@ class Chatty:
 def test_every_release_is_silent_and_the_log_works_again_afterwards() -> None:
     query = Chatty()
     with messages() as found:
-        GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, 1.0))
+        GaussianMechanism(ChargeLog(), SystemRandomness()).release(query, Charge("train", 0, 1.0, 1.0))
         assert found == []
         list(query.partial_sums(1.0))
     assert found == ["62 rows for 63 samples"] * 2

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from runs import SETUPS, a_trainer, advance, finished, weights
+from runs import SETUPS, a_trainer, advance, finished, fix_releases, weights
 from sparsedp._serialization import to_json
 from sparsedp.methods import list_methods
-from sparsedp.privacy import ledger, mechanism
+from sparsedp.privacy import Charge, ledger
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Event, StepReport
 from sparsedp.training import recorder
@@ -41,20 +41,9 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fixed_releases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The true mechanism runs on the data, and its sum is thrown away for numbers that know only the step."""
-    made: list[tuple[int, int]] = []
-    real = mechanism.GaussianMechanism.noisy_sum
-
-    def fixed(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        total, std = real(self, query, charge, **how)
-        made.append((charge.step, charge.release))
-        generator = torch.Generator().manual_seed(2 * charge.step + charge.release)
-        return 3.0 * torch.randn(total.numel(), generator=generator).to(total), std
-
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
+def fixed_releases(monkeypatch: pytest.MonkeyPatch) -> list[Charge]:
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
-    return made
+    return fix_releases(monkeypatch)
 
 
 def content(path: Path) -> Any:
@@ -94,7 +83,7 @@ def shown(setup: dict[str, Any], data_seed: int, out: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize("case", CASES)
 def test_run_with_fixed_releases_shows_no_bit_of_the_data(
-    case: str, fixed_releases: list[tuple[int, int]], tmp_path: Path
+    case: str, fixed_releases: list[Charge], tmp_path: Path
 ) -> None:
     one = shown(CASES[case](), 1, tmp_path / "one")
     half = len(fixed_releases)

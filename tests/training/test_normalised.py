@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from flat_settings import placed
-from runs import CLASSES, FEATURES, ROWS, a_plan, loss_fn, network, rows, sgd, weights
+from runs import CLASSES, FEATURES, ROWS, a_plan, fix_releases, loss_fn, network, rows, sgd, weights
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.methods import build_plan, get_method
@@ -192,13 +192,13 @@ def killed_after_paying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps the mechanism released, in order."""
     steps: list[int] = []
-    real = mechanism.GaussianMechanism.noisy_sum
+    real = mechanism.GaussianMechanism.release
 
-    def noted(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
+    def noted(self: Any, query: Any, charge: Any, **how: Any) -> mechanism.Release:
         steps.append(charge.step)
         return real(self, query, charge, **how)
 
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", noted)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "release", noted)
     return steps
 
 
@@ -268,14 +268,7 @@ def test_the_schedule_spans_the_training_steps_alone():
 
 def test_two_data_sets_leave_the_same_bits_when_the_releases_are_fixed(tmp_path, monkeypatch):
     """Design section 2, lock 4, for the normalisation: nothing of the data gets out but by the mechanism."""
-    real = mechanism.GaussianMechanism.noisy_sum
-
-    def fixed(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        total, std = real(self, query, charge, **how)
-        generator = torch.Generator().manual_seed(charge.step)
-        return torch.randn(total.numel(), generator=generator).to(total), std
-
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
+    fix_releases(monkeypatch)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     for data_seed in (1, 2):
         train(tmp_path / str(data_seed), dataset=rows(data_seed), seed=None)

@@ -27,7 +27,7 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.ledger import Charge, ChargeLog, SplitCharge
+from sparsedp.privacy.charge import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import RowCountSum
@@ -253,13 +253,13 @@ def test_adafest_step_is_the_papers_algorithm(monkeypatch: pytest.MonkeyPatch) -
     (phase,) = plan.phases
     made, sizes = [], set()
     trainer = a_trainer(plan=plan, model=Bag(), draw=texts, seed=3)
-    real = mechanism.GaussianMechanism.noisy_sum
+    real = mechanism.GaussianMechanism.release
 
     def note(self: Any, query: Any, charge: Charge, **how: Any) -> Any:
         made.append((charge.step, charge.release))
         return real(self, query, charge, **how)
 
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", note)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "release", note)
     for number, batch in enumerate(trainer):
         parts = list(batch)
         samples = [tokens for part in parts for tokens in part.rows[0].tolist()]

@@ -29,7 +29,7 @@ from sparsedp.loading import DataConfig
 from sparsedp.methods import OffSupport, SupportScheduler, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import ParameterLayout
-from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum

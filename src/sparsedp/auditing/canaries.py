@@ -23,7 +23,7 @@ from sparsedp.methods import Knowledge, SupportScheduler
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.privacy.ledger import Charge, Chargeable, ChargeLog
+from sparsedp.privacy.charge import Charge, Chargeable, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan

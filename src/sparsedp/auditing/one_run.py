@@ -27,7 +27,7 @@ from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.methods.method import SELECT
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
-from sparsedp.privacy.ledger import Chargeable
+from sparsedp.privacy.charge import Chargeable
 from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
 
 

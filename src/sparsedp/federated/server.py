@@ -20,7 +20,7 @@ from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.optimizers.sparse import change_weights
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.privacy.ledger import Charge, SplitCharge
+from sparsedp.privacy.charge import Charge, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import FLAT, Phase, Plan
 from sparsedp.privacy.queries import ClientUpdateSum, is_within

@@ -13,7 +13,8 @@ from sparsedp.privacy.accounting import (
     plan_epsilon,
 )
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, NominalSplit, RdpFilter, calibrate
-from sparsedp.privacy.ledger import Charge, ChargeLog, Ledger
+from sparsedp.privacy.charge import Charge, ChargeLog
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan, PriorSpending
 

@@ -7,102 +7,18 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 from sparsedp import _validate as checks
 from sparsedp._files import append_durably, lock_file, parse_json, sync_directory
-from sparsedp._serialization import FrozenMap, canonical, sha256
+from sparsedp._serialization import FrozenMap, canonical, from_json, sha256
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.privacy.accounting import accountant as accountant_named
+from sparsedp.privacy.charge import Charge
 from sparsedp.privacy.plan import Phase, Plan, SampledGaussian, merge_events
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """The privacy cost of one release: one step of a Poisson-subsampled Gaussian mechanism.
-
-    `step` counts from 0 over the whole plan. A `sampling_rate` of 1 is a plain Gaussian release (feature statistics).
-    A `noise_multiplier` of 0 means no protection: the release is not private. `release` tells apart several releases
-    of one step, which share its charge (`SplitCharge`).
-    """
-
-    phase: str
-    step: int
-    sampling_rate: float
-    noise_multiplier: float
-    release: int = 0
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """What a seeded run's noise is drawn by: no two releases have the same."""
-        return (self.step, self.release) if self.release else (self.step,)
-
-
-class Chargeable(Protocol):
-    """Takes a charge before the release it pays for, or raises and so prevents the release."""
-
-    def charge(self, charge: Charge) -> None:
-        """Record the cost; on return it is durable."""
-        ...
-
-
-@final
-@dataclass(slots=True)
-class ChargeLog:
-    """A list of charges that no plan is checked against: for audits and experiments that make single releases."""
-
-    charges: list[Charge] = field(default_factory=list)
-
-    def charge(self, charge: Charge) -> None:
-        """Append the charge."""
-        self.charges.append(charge)
-
-
-_ROUNDING = 1e-12
-
-
-@final
-class SplitCharge:
-    """A ledger for the releases of one step: pays for the step before the first, and sees that they add up to it.
-
-    Formal guarantees:
-        Gaussian releases of the same sampled units with noise multipliers s_1, s_2, ..., each chosen in the light of
-        those before, cost what one with `(s_1^-2 + s_2^-2 + ...)^(-1/2)` costs (Ghazi et al. 2023, Sec. 3.2). That
-        one is the plan's, so a release that would exceed it is refused.
-    """
-
-    def __init__(self, ledger: Chargeable, whole: Charge) -> None:
-        self._ledger, self._whole = ledger, whole
-        self._precision = 0.0
-        self._releases: set[int] = set()
-
-    def charge(self, charge: Charge) -> None:
-        """Take one release's part of the step's charge.
-
-        Raises:
-            PrivacyError: it is of another step, would draw an earlier one's noise, or there is too little left.
-        """
-        whole = replace(charge, noise_multiplier=self._whole.noise_multiplier, release=self._whole.release)
-        if whole != self._whole or charge.release in self._releases:
-            raise PrivacyError(f"got {charge}, expected another release of {self._whole}")
-        if charge.noise_multiplier <= 0:
-            raise PrivacyError(f"got {charge}, expected noise in every release of the step")
-        precision = self._precision + charge.noise_multiplier**-2
-        if precision > self._whole.noise_multiplier**-2 * (1 + _ROUNDING):
-            raise PrivacyError(
-                f"{charge} and the releases before it cost more than {self._whole}; the plan says how a step's "
-                "noise is shared"
-            )
-        if not self._releases:
-            self._ledger.charge(self._whole)
-        self._precision = precision
-        self._releases.add(charge.release)
-
-
-FORMAT = 2
 
 
 class ChargeBlock(NamedTuple):
@@ -128,11 +44,7 @@ class LedgerState:
     """A verified ledger.
 
     Attributes:
-        unit: what one unit of privacy is.
-        units: how many there are.
-        plan: fingerprint of the plan it was opened for.
-        delta: the plan's delta; None for a plan without one.
-        created: when, in UTC.
+        unit, units, plan, delta, created: as its header has them; of the plan the fingerprint.
         planned: every phase of the plan as one block.
         block: most steps in a block.
         heads: the hash of every complete line.
@@ -210,20 +122,10 @@ class LedgerState:
         return phase._replace(first_step=first, steps=0 if self.closings else min(self.block, left))
 
     def after(self, content: Mapping[str, Any], head: str) -> LedgerState:
-        """The state with one more line of that content and hash, whether it is read or about to be written.
-
-        Raises:
-            PrivacyError: it charges something else than the plan's next block, or says nothing that can be read.
-        """
+        """The state with one more line, read or about to be written; it charges the plan's next block or nothing."""
         grown = replace(self, heads=(*self.heads, head), torn=None)
         if content["kind"] == "files":
-            found = content["sha256"]
-            if (
-                not isinstance(found, dict)
-                or not found
-                or not all(isinstance(d, str) for d in found.values())
-            ):
-                raise PrivacyError(f"got {found!r}, expected the digests of files by name")
+            found = from_json(dict[str, str], content["sha256"], "the digests of files by name")
             return replace(grown, files=(*self.files, (grown.length, FrozenMap(found))))
         if content["kind"] == "closed":
             successor = Plan.from_json(checks.text(content["successor"], "successor"))
@@ -256,11 +158,7 @@ class LedgerState:
         return accountant_named(accountant).epsilon(self.events(), chosen)
 
     def check_extends(self, head: str | None, length: int) -> None:
-        """Check that this ledger goes on from a known state (a checkpoint's, a record's).
-
-        Raises:
-            PrivacyError: it is shorter, or differs in what was there already: lines were removed or rewritten.
-        """
+        """Refuse a ledger that does not go on from a known state (a checkpoint's, a record's)."""
         if length > self.length:
             raise PrivacyError(
                 f"the ledger has {self.length} lines, but {length} were known: lines were removed; restore the file"
@@ -275,17 +173,19 @@ def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
     return merge_events(SampledGaussian(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
 
 
-_BLOCK = {*ChargeBlock._fields}
+FORMAT = 2
+
 _KEYS = {
     "header": {"block", "created", "delta", "format", "phases", "plan", "unit", "units"},
-    "block": _BLOCK,
-    "torn": {*_BLOCK, "lost_sha256"},
+    "block": {*ChargeBlock._fields},
+    "torn": {*ChargeBlock._fields, "lost_sha256"},
     "files": {"sha256"},
     "closed": {"successor"},
 }
 """What a line of each kind holds, besides its kind and its hash."""
 _PHASE = ("name", "noise_multiplier", "sampling_rate", "steps")
 """What the header says of each phase."""
+_LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
 def closing_line(successor: Plan) -> dict[str, Any]:
@@ -315,16 +215,19 @@ def _first_line(plan: Plan) -> bytes:
 
 
 def parse(data: bytes, name: str) -> LedgerState:
-    """Read and verify a whole ledger.
+    """Verify a whole ledger and say what it holds; the first line that is not what it should be is an error.
 
-    Raises:
-        PrivacyError: the first line that is not what it should be, by number, and why.
+    A line that is not a JSON object was torn by a crash. The next line must account for it by its hash; at the end
+    of the file none does yet.
     """
     state: LedgerState | None = None
     lost, lost_at = b"", 0
     for number, line in enumerate(_LINES.findall(data), start=1):
-        content = _object(line)
-        if content is None:
+        try:
+            content = parse_json(line, name)
+        except DataError:
+            content = None
+        if not isinstance(content, dict):
             lost, lost_at = lost + line, lost_at or number
             continue
         if lost and (state is None or content.get("lost_sha256") != sha256(lost)):
@@ -347,17 +250,6 @@ def parse(data: bytes, name: str) -> LedgerState:
     raise PrivacyError(
         f"{name}, line {lost_at}: not a JSON object, and no repair accounts for it; restore the file"
     )
-
-
-_LINES = re.compile(rb"[^\n]*\n|[^\n]+")
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = parse_json(line, "a line")
-    except DataError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _inner(content: dict[str, Any], line: bytes, previous: str, kinds: Sequence[str]) -> dict[str, Any]:
@@ -395,13 +287,9 @@ def _opened(content: dict[str, Any], head: str) -> LedgerState:
         created=checks.text(content["created"], "created"),
         planned=tuple(
             ChargeBlock(
-                phase.name,
-                plan.first_step(phase.name),
-                phase.steps,
-                phase.sampling_rate,
-                phase.noise_multiplier,
+                one.name, plan.first_step(one.name), one.steps, one.sampling_rate, one.noise_multiplier
             )
-            for phase in phases
+            for one in phases
         ),
         block=checks.whole(content["block"], "block", at_least=1),
         heads=(head,),
@@ -412,9 +300,9 @@ def _opened(content: dict[str, Any], head: str) -> LedgerState:
 class Ledger:
     """What a run has paid for, in memory or in an append-only, hash-chained file; for one plan.
 
-    `Ledger(plan)` lives as long as the process; `create` and `resume` open a file, which is locked (POSIX only). A
-    charge to a file returns when it is on disk. To keep that cheap, a step that is not covered yet opens a block of
-    up to 1 % of the plan's steps in its phase, and the steps of an open block write nothing.
+    `Ledger(plan)` lives as long as the process; `Ledger(plan, path)` makes a file and `resume` opens one, which is
+    locked (POSIX only). A charge to a file returns when it is on disk. To keep that cheap, a step that is not covered
+    yet opens a block of up to 1 % of the plan's steps in its phase, and the steps of an open block write nothing.
 
     Formal guarantees:
         Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by step
@@ -424,7 +312,8 @@ class Ledger:
 
     Edge cases:
         With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be run again
-        for free. A forked child gets a closed file; one file has one writer.
+        for free. With `state`, of a file that another process writes, it goes on in memory from there. A forked child
+        gets a closed file; one file has one writer.
 
     Attributes:
         state: what it holds now.
@@ -432,59 +321,44 @@ class Ledger:
             now lost.
     """
 
-    def __init__(self, plan: Plan, *, state: LedgerState | None = None, replay: bool = False) -> None:
-        """Start a ledger in memory, or go on in memory from the state of a file that another process writes."""
+    def __init__(
+        self,
+        plan: Plan,
+        path: str | Path | None = None,
+        *,
+        replay: bool = False,
+        state: LedgerState | None = None,
+    ) -> None:
+        first = _first_line(plan)
         self._plan, self._replay = plan, replay
-        self.state = parse(_first_line(plan), "ledger") if state is None else state
+        self.state = parse(first, "ledger") if state is None else state
         self.next_step = self.state.charged
         self._path: Path | None = None
-        self._file = -1
-        self._closed, self._terminated = False, True
+        self._file, self._closed = -1, False
         self._close: Callable[[], object] = lambda: None
-
-    @classmethod
-    def create(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
-        """Start a plan's ledger in a new file; `RunDirectory.create` makes it part of a directory that appears whole.
-
-        Raises:
-            PrivacyError: there is a file already.
-        """
-        path, line = Path(path), _first_line(plan)
-        try:
-            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError as error:
-            raise PrivacyError(
-                f"{path} exists; resume that run, or choose another directory for a new one"
-            ) from error
-        with _closed_on_error(file):
-            lock_file(file, path)
-            append_durably(file, line)
-            sync_directory(path.parent)
-            return cls(plan, state=parse(line, path.name), replay=replay)._writing(path, file)
+        if path is not None:
+            refusal = f"{path} exists; resume that run, or choose another directory for a new one"
+            with self._opening(Path(path), os.O_CREAT | os.O_EXCL, refusal):
+                append_durably(self._file, first)
+                sync_directory(Path(path).parent)
 
     @classmethod
     def resume(
         cls, path: str | Path, plan: Plan, *, replay: bool = False, even_closed: bool = False
     ) -> Ledger:
-        """Open the ledger of a run to go on with it, after verifying it.
-
-        A torn end is accounted for in a line of its own.
+        """Open the ledger of a run to go on with it, after verifying it; a torn end gets a line of its own.
 
         Raises:
             PrivacyError: no ledger, another plan's, one that does not verify, one in use, or a closed one, which
                 `even_closed` opens to close it for another plan.
         """
-        path = Path(path)
-        try:
-            file = os.open(path, os.O_RDWR | os.O_APPEND)
-        except FileNotFoundError as error:
-            raise PrivacyError(
-                f"no ledger at {path}: what was spent is unknown, so the run cannot go on"
-            ) from error
-        with _closed_on_error(file):
-            lock_file(file, path)
+        path, ledger = Path(path), cls(plan, replay=replay)
+        with ledger._opening(
+            path, 0, f"no ledger at {path}: what was spent is unknown, so the run cannot go on"
+        ):
             data = path.read_bytes()
-            state = parse(data, path.name)
+            ledger.state = state = parse(data, path.name)
+            ledger.next_step = state.charged
             if state.plan != plan.fingerprint:
                 raise PrivacyError(f"{path} belongs to another plan; resume with the plan it was created for")
             if state.closings and not even_closed:
@@ -493,20 +367,16 @@ class Ledger:
                     f"{state.closings[0].successor.fingerprint}, so the run cannot be resumed. "
                     "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
                 )
-            ledger = cls(plan, state=state, replay=replay)._writing(path, file)
-        ledger._terminated = data.endswith(b"\n")
-        if state.torn is not None:
-            lost = state.torn if ledger._terminated else state.torn + b"\n"
-            ledger._append({**state.next_block()._asdict(), "kind": "torn", "lost_sha256": sha256(lost)})
+            missing = b"" if data.endswith(b"\n") else b"\n"
+            ledger._write(missing)
+            if state.torn is not None:
+                lost = sha256(state.torn + missing)
+                ledger._append({"kind": "torn", "lost_sha256": lost, **state.next_block()._asdict()})
         return ledger
 
     @staticmethod
     def read(path: str | Path) -> LedgerState:
-        """Verify a ledger file and say what it holds, without its plan and without locking or changing it.
-
-        Raises:
-            PrivacyError: the first line that does not verify, by number, and why.
-        """
+        """Verify a ledger file and say what it holds, without its plan and without locking or changing it."""
         path = Path(path)
         try:
             return parse(path.read_bytes(), path.name)
@@ -541,7 +411,7 @@ class Ledger:
                 f"Go on at {self.next_step}"
             )
         if charge.step == covered:
-            self._append({**self.state.next_block()._asdict(), "kind": "block"})
+            self._append({"kind": "block", **self.state.next_block()._asdict()})
         self.next_step = charge.step + 1
 
     def retire(self, successor: Plan) -> None:
@@ -587,40 +457,45 @@ class Ledger:
     def _name(self) -> str:
         return "the ledger" if self._path is None else f"the ledger {self._path}"
 
-    def _writing(self, path: Path, file: int) -> Ledger:
+    @contextmanager
+    def _opening(self, path: Path, flags: int, refusal: str) -> Iterator[None]:
+        """Open and lock the file; it is closed again if the block raises."""
+        try:
+            file = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
+        except (FileExistsError, FileNotFoundError) as error:
+            raise PrivacyError(refusal) from error
         self._path, self._file = path, file
         self._close = weakref.finalize(self, os.close, file)
         _OPEN.add(self)
-        return self
+        try:
+            lock_file(file, path)
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _append(self, content: dict[str, Any]) -> None:
         """Add a line; on return it is on disk, if there is a file."""
         self._check_open()
         line, head = chain_line(content, self.state.head)
         state = self.state.after(content, head)
-        if self._path is not None:
-            try:
-                append_durably(self._file, (b"" if self._terminated else b"\n") + line.encode() + b"\n")
-            except OSError as error:
-                self.close()
-                raise PrivacyError(
-                    f"could not write {self._path} ({error}); nothing was released. Make room and resume"
-                ) from error
-            self._terminated = True
+        self._write(line.encode() + b"\n")
         self.state = state
+
+    def _write(self, data: bytes) -> None:
+        if self._path is None or not data:
+            return
+        try:
+            append_durably(self._file, data)
+        except OSError as error:
+            self.close()
+            raise PrivacyError(
+                f"could not write {self._path} ({error}); nothing was released. Make room and resume"
+            ) from error
 
     def _check_open(self) -> None:
         if self._closed:
             raise PrivacyError(f"{self._name} is closed (or was opened by a parent process); resume it")
-
-
-@contextmanager
-def _closed_on_error(file: int) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        os.close(file)
-        raise
 
 
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()

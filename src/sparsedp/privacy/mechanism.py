@@ -23,7 +23,7 @@ from sparsedp import _validate as checks
 from sparsedp import distributed
 from sparsedp.errors import PrivacyError
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, Chargeable
+from sparsedp.privacy.charge import Charge, Chargeable
 from sparsedp.privacy.queries import BoundedSum
 from sparsedp.randomness import PrivateRandomness
 from sparsedp.rounded_gaussian import MOST_BITS
@@ -49,7 +49,7 @@ class GaussianMechanism:
     ledger: Chargeable
     randomness: PrivateRandomness
 
-    def release(self, query: BoundedSum, charge: Charge, *, expected_batch_size: float) -> Release:
+    def release(self, query: BoundedSum, charge: Charge, *, expected_batch_size: float = 1.0) -> Release:
         """The mean over units of a bounded sum, with noise.
 
         The sum is divided by the *expected* batch size, a public number; the realised one is never used.
@@ -57,30 +57,15 @@ class GaussianMechanism:
         Args:
             query: what is summed, and how far one unit can move it.
             charge: the plan's cost of this release.
-            expected_batch_size: sampling rate times number of units.
+            expected_batch_size: sampling rate times number of units; 1 for the sum itself.
+
+        Raises:
+            PrivacyError: no noise, or a sum that one unit may move without a bound.
 
         Edge cases:
             An empty batch releases noise alone; an empty support releases an empty vector and is still charged.
         """
         checks.number(expected_batch_size, "expected_batch_size", above=0.0)
-        total, std = self.noisy_sum(query, charge)
-        geometry, support = query.geometry, query.support
-        return Release(
-            support=support,
-            mean=geometry.inverse(total.div_(expected_batch_size)),
-            noise_scale=geometry.noise_scale(std / expected_batch_size, support.size),
-            phase=charge.phase,
-            step=charge.step,
-            publishable=self.randomness.publishable,
-            seal=_SEAL,
-        )
-
-    def noisy_sum(self, query: BoundedSum, charge: Charge) -> tuple[Tensor, float]:
-        """The sum with noise in float64, and the noise's standard deviation.
-
-        Raises:
-            PrivacyError: no noise, or a sum that one unit may move without a bound.
-        """
         noise, sensitivity = charge.noise_multiplier, query.sensitivity
         if not (0 < noise < math.inf and 0 < sensitivity < math.inf):
             raise PrivacyError(
@@ -93,7 +78,16 @@ class GaussianMechanism:
             if distributed.is_main_process():
                 self.randomness.add_rounded_gaussian(grid.noise_bits, total, key=charge.key)
             total = distributed.broadcast(total)
-        return grid.dequantize(total), noise * sensitivity
+        mean, std = grid.dequantize(total).div_(expected_batch_size), noise * sensitivity
+        return Release(
+            support=query.support,
+            mean=query.geometry.inverse(mean),
+            noise_scale=query.geometry.noise_scale(std / expected_batch_size, query.size),
+            phase=charge.phase,
+            step=charge.step,
+            publishable=self.randomness.publishable,
+            seal=_SEAL,
+        )
 
 
 _SEAL = object()

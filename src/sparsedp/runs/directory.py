@@ -136,7 +136,7 @@ class RunDirectory:
                 f"out: cannot write a run to {final} ({error}); give another folder"
             ) from error
         try:
-            with Ledger.create(draft / LEDGER, plan) as ledger:
+            with Ledger(plan, draft / LEDGER) as ledger:
                 first = cls(draft, ledger)
                 write_atomically(draft / PLAN, plan_bytes(plan))
                 state = first._with_place(start())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsedp.errors import ModelError, PrivacyError
 from sparsedp.methods.method import SELECT
-from sparsedp.privacy.ledger import Charge, Chargeable
+from sparsedp.privacy.charge import Charge, Chargeable
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.normalization import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan

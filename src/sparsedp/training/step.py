@@ -17,7 +17,7 @@ from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import SupportChange, SupportScheduler
-from sparsedp.privacy.ledger import Charge, Chargeable, SplitCharge
+from sparsedp.privacy.charge import Charge, Chargeable, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import GradientSum, RowCountSum
