@@ -63,11 +63,7 @@ def readable_json(value: Json) -> bytes:
 
 
 def read_json(path: Path) -> Json:
-    """Read a JSON document.
-
-    Raises:
-        DataError: the file is missing or not JSON.
-    """
+    """Read a JSON document."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -78,11 +74,7 @@ def read_json(path: Path) -> Json:
 
 
 def parse_json(content: bytes | str, name: str) -> Json:
-    """The value of a JSON text, in which every key stands once and every number is finite.
-
-    Raises:
-        DataError: it is not such a text; `name` says which.
-    """
+    """The value of a JSON text, in which every key stands once and every number is finite."""
     try:
         return json.loads(
             content, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite_float

@@ -106,9 +106,6 @@ def from_json(kind: type[T], value: Json, where: str) -> T:
     Edge cases:
         A whole number stands for a float and stays whole. A field with a default may be missing. Of a `TypedDict`
         other keys are ignored.
-
-    Raises:
-        DataError: a field is missing or has another type; `where` and the field's name are in the message.
     """
     return typing.cast("T", _read(kind, value, where))
 

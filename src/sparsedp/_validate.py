@@ -84,9 +84,6 @@ def refuse_missing_ids(ids: npt.NDArray[Any], name: str) -> None:
     """Refuse ids of which some are missing, also where that was turned into text.
 
     Formal guarantees: All missing ids would be one unit, and a person with ids on some rows only would be in two.
-
-    Raises:
-        DataError: how many are missing.
     """
     if ids.dtype.kind in "iub":
         return

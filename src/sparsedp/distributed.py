@@ -107,11 +107,7 @@ def restarts() -> int:
 
 
 def require_one_process(what: str) -> None:
-    """Refuse to run in several processes what reads all data in one.
-
-    Raises:
-        SparseDPError: there are several.
-    """
+    """Refuse to run in several processes what reads all data in one."""
     if world_size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SparseDPError(
             f"{what} runs in one process, and this is one of several; start it without torchrun"
@@ -138,9 +134,6 @@ def reduce_sum(values: Tensor) -> Tensor:
 
     Edge cases:
         The sum of integers is exact, so neither order nor number of ranks changes a bit; that of floats is not.
-
-    Raises:
-        RankError: another rank failed or is gone.
     """
     if world_size() == 1 or not values.numel():
         return values
@@ -150,11 +143,7 @@ def reduce_sum(values: Tensor) -> Tensor:
 
 
 def broadcast(values: Tensor) -> Tensor:
-    """Give the main process's values to every rank.
-
-    Raises:
-        RankError: the main process failed or is gone.
-    """
+    """Give the main process's values to every rank."""
     if world_size() == 1 or not values.numel():
         return values
     sent = values.to(_device())
@@ -187,11 +176,7 @@ def gather(value: T) -> list[T]:
 
 
 def broadcast_from_main(make: Callable[[], T]) -> T:
-    """Call `make` on the main process, and give what it returns to every rank.
-
-    Raises:
-        RankError: on the other ranks, if it raised there.
-    """
+    """Call `make` on the main process, and give what it returns to every rank."""
     if world_size() == 1:
         return make()
     value, failure = _outcome(make) if is_main_process() else (None, None)
@@ -202,11 +187,7 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
 
 
 def all_or_raise(make: Callable[[], T]) -> T:
-    """Call `make` on every rank, and return its value here once it has succeeded everywhere.
-
-    Raises:
-        RankError: it failed on another rank, and on which. Its own error is raised where it failed.
-    """
+    """Call `make` on every rank, and return its value here once it has succeeded everywhere."""
     if world_size() == 1:
         return make()
     value, failure = _outcome(make)
@@ -215,11 +196,7 @@ def all_or_raise(make: Callable[[], T]) -> T:
 
 
 def check_same_on_all_ranks(facts: Callable[[], Mapping[str, Json]]) -> None:
-    """Compare JSON values, by name, with the main process's.
-
-    Raises:
-        RankError: on every rank, naming those that differ and in what.
-    """
+    """Compare JSON values, by name, with the main process's."""
     if world_size() == 1:
         return
     main, *others = gather(all_or_raise(lambda: plain_json(dict(facts()))))
@@ -294,11 +271,7 @@ def begins_run(path: Path) -> Iterator[None]:
 
 
 def begun_by_this_launch(path: Path, exists: bool) -> bool:
-    """Whether an earlier start of this launch, and not another launch, has made the run that `exists` at `path`.
-
-    Raises:
-        SparseDPError: it has, and the run is gone. A new one would not count what that one has spent.
-    """
+    """Whether an earlier start of this launch, and not another launch, has made the run that `exists` at `path`."""
     if not restarts() or not is_distributed() or not _launcher_store().check([_begun(path)]):
         return False
     state, start = _launcher_store().get(_begun(path)).decode().split()

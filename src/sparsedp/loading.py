@@ -63,11 +63,7 @@ class RowLoader:
         self._draws = False
 
     def __call__(self, indices: Indices, secret: StepKey) -> Batch:
-        """The rows at these indices as one batch.
-
-        Raises:
-            PrivacyError: `collate` draws random numbers.
-        """
+        """The rows at these indices as one batch."""
         if not self._draws:
             watch = GeneratorMonitor(_CPU)
             rows = fetch_rows(self._dataset, indices, self._collate)

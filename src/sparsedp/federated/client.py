@@ -61,12 +61,7 @@ class Client:
     training: LocalTraining
 
     def answer(self, task: ClientTask) -> Tensor:
-        """Return the update or count, a vector of integers.
-
-        Raises:
-            ModelError: the client's model is not the server's.
-            SparseDPError: a count is asked for, and the client's training has none.
-        """
+        """Return the update or count, a vector of integers."""
         model = self.make_model()
         layout = ParameterLayout.of(model)
         if model_digest(model, layout) != task.model:

@@ -113,11 +113,7 @@ class ClientTask:
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
-        """Read the task that `to_payload` wrote.
-
-        Raises:
-            SparseDPError: something is missing.
-        """
+        """Read the task that `to_payload` wrote."""
         arrays = {name: torch.from_numpy(np.array(array)) for name, array in payload.arrays.items()}
         values: dict[str, Any] = dict(payload.values)
         try:

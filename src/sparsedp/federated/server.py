@@ -317,11 +317,7 @@ def _clip_of(phase: Phase) -> FlatClip:
 
 
 def check_federated(plan: Plan) -> None:
-    """Refuse a plan that clients cannot run.
-
-    Raises:
-        PrivacyError: it is not calibrated, or has releases that are not training.
-    """
+    """Refuse a plan that clients cannot run."""
     plan.check_calibrated()
     beyond = [phase.clipping for phase in plan.phases if phase.clipping != FLAT]
     if beyond:

@@ -177,11 +177,7 @@ UNDERSHOOT = 0.005
 
 
 def read_split(value: Any) -> BudgetSplit:
-    """The split that `to_json` described.
-
-    Raises:
-        PrivacyError: there is no such split.
-    """
+    """The split that `to_json` described."""
     match value:
         case {"split": "equal-noise"} if len(value) == 1:
             return EqualNoise()
@@ -254,11 +250,7 @@ def _check_room_is_left(plan: Plan, events: tuple[SampledGaussian, ...], goal: C
 
 
 def as_events(plan: Plan) -> tuple[SampledGaussian, ...]:
-    """The plan's phases as events, those that wait for their noise with noise 0.
-
-    Raises:
-        PrivacyError: no phase waits for its noise.
-    """
+    """The plan's phases as events, those that wait for their noise with noise 0."""
     if all(phase.noise_multiplier > 0 for phase in plan.phases):
         raise PrivacyError(
             "every phase has its noise already; set it to 0 (plan.with_noise) where it is to be found"
@@ -323,9 +315,6 @@ class RdpFilter:
         """The filter for a cap, its order chosen from public values: the cap and the first plan, fixed in advance.
 
         The order is the one that leaves most room for further Gaussian releases, whose cost grows like the order.
-
-        Raises:
-            PrivacyError: the first plan alone exceeds the cap at every order.
         """
         orders = np.asarray(ORDERS)
         budgets = np.asarray([cls(epsilon, delta, order).budget for order in ORDERS])

@@ -205,11 +205,7 @@ class Grid:
 
     @classmethod
     def for_mechanism(cls, sensitivity: float, noise_multiplier: float, size: int) -> Grid:
-        """The grid of a sum of `size` numbers: the finest part of it that the margin asks for, and no finer.
-
-        Raises:
-            PrivacyError: noise so large, or a sensitivity so small, that no grid of 64-bit integers holds it.
-        """
+        """The grid of a sum of `size` numbers: the finest part of it that the margin asks for, and no finer."""
         std = noise_multiplier * sensitivity
         _, exponent = math.frexp(noise_multiplier * ROUNDINGS * math.sqrt(size))
         bits = max(0, exponent + MARGIN_BITS + 1)
@@ -225,10 +221,6 @@ class Grid:
         """Round each part of a sum to the grid and add them as int64, in whatever order. Private.
 
         The parts are used up: in the memory of the first the sum is made.
-
-        Raises:
-            PrivacyError: a part is not finite, or the integers would overflow: about 10^11 units over the square root
-                of the number of coordinates. No clipped sum of fewer does that, so to stop tells nothing.
         """
         total: Tensor | None = None
         most = int(_ROOM) // distributed.world_size()

@@ -82,11 +82,7 @@ class PrivateNormalisation:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PrivateNormalisation:
-        """From names and numbers, as in an experiment file.
-
-        Raises:
-            PrivacyError: a name that is not one of the attributes, or a value it cannot have.
-        """
+        """From names and numbers, as in an experiment file."""
         known = {entry.name for entry in fields(cls)}
         if not set(values) <= known:
             raise PrivacyError(

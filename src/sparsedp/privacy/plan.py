@@ -309,11 +309,7 @@ class Plan:
         return all(phase.noise_multiplier > 0 for phase in self.phases)
 
     def check_calibrated(self) -> None:
-        """Refuse a plan that no guarantee follows from.
-
-        Raises:
-            PrivacyError: it has no delta, or a phase without noise.
-        """
+        """Refuse a plan that no guarantee follows from."""
         noiseless = [phase.name for phase in self.phases if not phase.noise_multiplier]
         if noiseless or self.delta is None:
             raise PrivacyError(
@@ -401,12 +397,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan a JSON text describes.
-
-        Raises:
-            DataError: not JSON, or keys or types that a plan does not have.
-            PrivacyError: another format version, or an invalid plan.
-        """
+        """The plan a JSON text describes."""
         value = parse_json(text, "the plan")
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         if found != FORMAT or isinstance(found, bool):

@@ -283,11 +283,7 @@ def is_within(update: Tensor, grid: Grid) -> bool:
 
 
 def inputs_of(rows: Batch) -> Tensor:
-    """The inputs of a batch: its first tensor.
-
-    Raises:
-        DataError: the batch is not (inputs, ...), or the inputs are not real numbers of shape [rows, channels, ...].
-    """
+    """The inputs of a batch: its first tensor."""
     inputs = rows[0] if isinstance(rows, (tuple, list)) and rows else rows
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
         shaped = isinstance(inputs, Tensor)

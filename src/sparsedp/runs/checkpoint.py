@@ -188,11 +188,7 @@ def _digest(document: str, tensors: Tensors) -> str:
 
 
 def pack(value: Any, tensors: Tensors, path: str) -> Json:
-    """Convert `value` to JSON, and put its tensors into `tensors` under names starting with `path`.
-
-    Raises:
-        SparseDPError: the state holds something that is not plain data.
-    """
+    """Convert `value` to JSON, and put its tensors into `tensors` under names starting with `path`."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -260,11 +256,7 @@ def read_layout(described: Json) -> ParameterLayout:
 
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's raw weights and buffers.
-
-    Raises:
-        ModelError: the model is another one, and how it differs.
-    """
+    """Load a checkpoint's raw weights and buffers."""
     _check_same_parameters(checkpoint.identity["layout"], describe_layout(ParameterLayout.of(model)))
     try:
         model.load_state_dict(checkpoint.state["model"])
@@ -294,12 +286,7 @@ def identity_of(setup: RunSetup) -> dict[str, Json]:
 
 
 def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
-    """Refuse a checkpoint of another run, naming what differs.
-
-    Raises:
-        SparseDPError: the two are not the same run.
-        ModelError: the model has other trainable parameters, or the same in another order.
-    """
+    """Refuse a checkpoint of another run, naming what differs."""
     same = plain_json(dict(now))
     _check_same_layout(saved["layout"], same["layout"])
     differing = list(json_diff({name: saved.get(name) for name in same}, same))

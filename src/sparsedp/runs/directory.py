@@ -41,11 +41,7 @@ def holds_run(path: Path) -> bool:
 
 
 def check_new(path: Path | str) -> Path:
-    """Return a path where a new run may be made.
-
-    Raises:
-        SparseDPError: something is there; runs are never overwritten.
-    """
+    """Return a path where a new run may be made."""
     final = Path(path)
     if final.is_dir() and not any(final.iterdir()):
         return final
@@ -69,9 +65,6 @@ def digest_of(name: str, content: bytes) -> str:
 
     Formal guarantees:
         How long a run took may depend on the data, so nothing public, a hash included, is made from it.
-
-    Raises:
-        DataError: the record is damaged.
     """
     if name == RECORD:
         content = readable_json({**parse_json(content, name), "timing": None})
@@ -79,11 +72,7 @@ def digest_of(name: str, content: bytes) -> str:
 
 
 def check_file(ledger: LedgerState, file: Path) -> None:
-    """Check that a file is the one the ledger's chain knows.
-
-    Raises:
-        PrivacyError: it is another one.
-    """
+    """Check that a file is the one the ledger's chain knows."""
     if file.exists() and digest_of(file.name, file.read_bytes()) not in ledger.expected_digests(file.name):
         raise PrivacyError(
             f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
@@ -257,11 +246,7 @@ def resumes(out: Path | str | None, resume: bool) -> bool:
 
 
 def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> SavedRun | None:
-    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it.
-
-    Raises:
-        SparseDPError: as `resume_run` and `check_new`, or a resume without a directory.
-    """
+    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it."""
     opened: list[SavedRun] = []
 
     def find() -> tuple[_Copied, Checkpoint] | None:
@@ -283,11 +268,7 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
 def new_run(
     out: Path | str | None, plan: Plan, start: Callable[[], Checkpoint], record: RunRecord, *, replay: bool
 ) -> RunDirectory:
-    """Make the directory of a new run, on the main process; without `out` the run is not kept.
-
-    Raises:
-        SparseDPError: as `RunDirectory.create`.
-    """
+    """Make the directory of a new run, on the main process; without `out` the run is not kept."""
     if out is None:
         return RunDirectory(None, Ledger(plan, replay=replay))
     made: list[RunDirectory] = []

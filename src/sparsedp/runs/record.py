@@ -263,22 +263,13 @@ def record_bytes(record: RunRecord) -> bytes:
 
 
 def read_plan(file: Path) -> Plan:
-    """Read a plan.
-
-    Raises:
-        DataError: the file is missing or damaged.
-        PrivacyError: it holds a plan of another format, or one that makes no sense.
-    """
+    """Read a plan."""
     with wrap_read_errors(file):
         return Plan.from_json(file.read_text())
 
 
 def read_metrics(file: Path) -> tuple[EpochMetrics, ...]:
-    """Read the metrics of epochs.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Read the metrics of epochs."""
     with wrap_read_errors(file):
         content, found = file.read_bytes(), []
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
@@ -290,11 +281,7 @@ def read_metrics(file: Path) -> tuple[EpochMetrics, ...]:
 
 
 def read_record(file: Path) -> RunRecord:
-    """Read a record.
-
-    Raises:
-        DataError: the file is missing, damaged, or of another format.
-    """
+    """Read a record."""
     with wrap_read_errors(file):
         value = parse_json(file.read_bytes(), str(file))
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
@@ -307,11 +294,7 @@ def read_record(file: Path) -> RunRecord:
 
 @contextmanager
 def wrap_read_errors(file: Path) -> Iterator[None]:
-    """Raise a `DataError` that names the file, whatever reading it raises.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Raise a `DataError` that names the file, whatever reading it raises."""
     try:
         yield
     except SparseDPError:

@@ -37,11 +37,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open the run in a directory.
-
-        Raises:
-            DataError: there is no run.
-        """
+        """Open the run in a directory."""
         path = Path(path)
         if not (path / PLAN).is_file():
             raise DataError(f"{path} holds no run (no {PLAN}); to start one there, drop resume")
@@ -69,11 +65,7 @@ class Run:
 
     @cached_property
     def ledger(self) -> LedgerState:
-        """What was spent, its chain verified.
-
-        Raises:
-            PrivacyError: it does not verify.
-        """
+        """What was spent, its chain verified."""
         return Ledger.read(self.path / LEDGER)
 
     @cached_property
@@ -136,11 +128,7 @@ class Run:
         return described
 
     def check_ledger(self) -> None:
-        """Check that the ledger is this plan's, and goes on from where checkpoint and record know it.
-
-        Raises:
-            PrivacyError: it does not.
-        """
+        """Check that the ledger is this plan's, and goes on from where checkpoint and record know it."""
         if self.ledger.plan != self.plan.fingerprint:
             raise PrivacyError(
                 f"the ledger belongs to another plan than {PLAN}; files of two runs were mixed"

@@ -50,11 +50,7 @@ def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
 
 
 def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
-    """The snapshots a run kept, in order; none if it kept none.
-
-    Raises:
-        DataError: one is damaged or of another format.
-    """
+    """The snapshots a run kept, in order; none if it kept none."""
     return tuple(_read(path) for path in sorted((Path(folder) / SNAPSHOTS).glob("step-*.safetensors")))
 
 
