@@ -211,7 +211,7 @@ def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsil
         )
         observed = size * trainer.step(next(iter(trainer))).released.dense()
         trainer.finish()
-        public_seed = trainer._keeper._public.seed
+        public_seed = trainer._public.seed
         if trial < 20:
             assert json.loads((out / "record.json").read_text())["public_seed"] == public_seed
         distances = [

@@ -28,10 +28,9 @@ from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.directory import find_run
 from sparsedp.runs.record import RunMetadata
-from sparsedp.training.recorder import RunRecorder, facts_of, public_randomness
+from sparsedp.training.recorder import RecordedRun, facts_of, public_randomness
 from sparsedp.training.state import Learner, OptimizerConfig
 from sparsedp.training.step import COUNT
-from sparsedp.training.trainer import BaseTrainer
 
 
 @final
@@ -87,7 +86,7 @@ class _Step:
 
 
 @final
-class FederatedTrainer(BaseTrainer):
+class FederatedTrainer(RecordedRun):
     """A run over rounds: `configure_round()`, carry the task to the clients, `aggregate(round, answers)`, `finish()`.
 
     Args:
@@ -137,20 +136,13 @@ class FederatedTrainer(BaseTrainer):
         public = public_randomness(seed, found)
         self._layout = ParameterLayout.of(model)
         rule = OptimizerConfig(optimizer, scheduler, ema_decay, public_scores=public_scores)
-        self._learner = Learner(model, self._layout, plan, public, rule)
+        learner = Learner(model, self._layout, plan, public, rule)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}
-        facts = facts_of(self._learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
-        self._keeper = RunRecorder(
-            self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found
-        )
+        facts = facts_of(learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
+        super().__init__(learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found)
         self._digest = model_digest(model, self._layout)
         self._round: Round | None = None
         self._step: _Step | None = None
-
-    @property
-    def model(self) -> nn.Module:
-        """The model as it is now."""
-        return self._learner.model
 
     @property
     def is_done(self) -> bool:
@@ -176,13 +168,13 @@ class FederatedTrainer(BaseTrainer):
             )
         step, phase = self.position, self.plan.phase_at(self.position)
         if self._step is None:
-            self._keeper.begin_step()
+            self._begin_step()
             charge = Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier)
-            self._step = _Step(self._sample_clients(phase, step), SplitCharge(self._keeper.ledger, charge))
+            self._step = _Step(self._sample_clients(phase, step), SplitCharge(self.ledger, charge))
         if self._counts(phase) and not self._step.counted:
             self._round = Round(step, self._step.clients, None, self._counting_task(step, phase))
         else:
-            setting = self._learner.controller.begin_step(step)
+            setting = self.learner.controller.begin_step(step)
             task = self._training_task(step, phase, setting)
             self._round = Round(step, self._step.clients, setting, task)
         return self._round
@@ -194,12 +186,12 @@ class FederatedTrainer(BaseTrainer):
 
     def _counts(self, phase: Phase) -> bool:
         """Whether a step of this phase asks for a count: before it trains, or instead."""
-        tables = self._learner.controller.tables
+        tables = self.learner.controller.tables
         return not phase.trains or bool(phase.count_share and tables is not None and tables.total)
 
     def _counting_task(self, step: int, phase: Phase) -> ClientTask:
         """Ask which rows of tables a client uses: for a selection, or for this step's rows."""
-        tables = self._learner.controller.tables
+        tables = self.learner.controller.tables
         assert tables is not None
         clip = FlatClip(1.0) if phase.trains else _clip_of(phase)
         noise = phase.count_noise if phase.trains else phase.noise_multiplier
@@ -266,16 +258,16 @@ class FederatedTrainer(BaseTrainer):
         )
         self._round, self._step = None, None
         if setting is not None:
-            self._learner.apply(released)
-            self._learner.controller.update(released)
-            self._learner.after_step()
-            return self._keeper.end_step(released)
+            self.learner.apply(released)
+            self.learner.controller.update(released)
+            self.learner.after_step()
+            return self._end_step(released)
         if counts_in_step:
-            self._learner.controller.observe_counts(released)
+            self.learner.controller.observe_counts(released)
             self._step = replace(step, counted=True)
         else:
-            self._learner.controller.observe_selection(released)
-            self._keeper.end_preliminary(phase.steps)
+            self.learner.controller.observe_selection(released)
+            self._end_preliminary(phase.steps)
         return None
 
 

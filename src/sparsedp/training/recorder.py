@@ -1,4 +1,4 @@
-"""`RunRecorder`: position, history and files of a run between two steps."""
+"""`RecordedRun`: position, history and files of a run between two steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import Self
+
+from torch import nn
 
 from sparsedp import distributed
 from sparsedp._files import Json
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
+from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
@@ -45,15 +48,13 @@ SAVE_EVERY = 60.0
 """Seconds between checkpoints inside an epoch."""
 
 
-@final
-class RunRecorder:
-    """Keeps a run, whoever takes its steps: among several ranks the main process, which tells the others.
+class RecordedRun:
+    """A run with its history and files; a subclass takes the steps. Among several ranks the main process keeps it.
 
     Attributes:
         learner: what the releases move.
-        position: how many steps of the plan are done, those lost in a crash included.
-        history: supports and epochs so far.
-        spending: what the ledger amounts to.
+        plan: what was planned.
+        position: how many steps of the plan are done, those lost in a crash included: the next step's index.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RunRecorder:
     ) -> None:
         self._clock = self._saved = time.monotonic()
         self._in_blocks = in_blocks
-        self.learner, self._facts, self._evaluate = learner, facts, evaluate
+        self.learner, self.plan, self._facts, self._evaluate = learner, facts.plan, facts, evaluate
         self._public = PublicRandomness(facts.public_seed)
         self._callbacks = tuple(callbacks)
         self._identity = identity_of(facts)
@@ -78,43 +79,63 @@ class RunRecorder:
         self._between_steps, self._closed = True, False
         self._rates: tuple[float, ...] = ()
         self._result: Result | None = None
-        self.position, self.history = 0, History(facts.layout)
+        self.position, self._history = 0, History(facts.layout)
         self._store = (
             self._begin(out) if found is None else distributed.all_or_raise(lambda: self._go_on(found))
         )
-        self.spending = Spending(facts.plan, self._store.ledger)
+        self._spending = Spending(facts.plan, self._store.ledger)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is now."""
+        return self.learner.model
+
+    @property
+    def support(self) -> Support:
+        """The coordinates of the last step; all of them before the first."""
+        return self._history.support
+
+    @property
+    def history(self) -> tuple[EpochMetrics, ...]:
+        """One report per epoch so far."""
+        return tuple(self._history.epochs)
 
     @property
     def ledger(self) -> Ledger:
         """What the run pays to."""
         return self._store.ledger
 
+    def epsilon(self, delta: float | None = None) -> float:
+        """What the steps so far cost, those lost in a crash included, at the plan's delta or another one."""
+        return self._spending.after(self.position, delta)
+
     @property
-    def plan(self) -> Plan:
-        """What was planned."""
-        return self._facts.plan
+    def planned_epsilon(self) -> float:
+        """The epsilon of the whole plan: the guarantee, also of a run that is stopped because of what it showed."""
+        return self._spending.planned()
 
-    def check_open(self) -> None:
-        """Refuse to go on with a run that was closed.
+    def __enter__(self) -> Self:
+        return self
 
-        Raises:
-            SparseDPError: it was.
-        """
+    def __exit__(self, *_: object) -> None:
+        self.pause()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise SparseDPError("this trainer is finished or closed; resume its run with a new one")
 
-    def begin_step(self) -> None:
-        """From here to `end_step` there is nothing to save."""
-        self.check_open()
+    def _begin_step(self) -> None:
+        """From here to `_end_step` there is nothing to save."""
+        self._check_open()
         self._rates, self._between_steps = self.learner.learning_rates, False
 
-    def end_step(self, released: Release) -> StepReport:
+    def _end_step(self, released: Release) -> StepReport:
         """Note a release that was learned from; at the end of an epoch evaluate and save.
 
         Inside an epoch the end of a ledger block saves, at most once a minute.
         """
         self.position += 1
-        self.history.record_support(released)
+        self._history.record_support(released)
         epoch = bisect_left(self._epoch_ends, self.position) + 1
         report = StepReport(released.step, epoch, released.phase, released, self._rates)
         tell(self._callbacks, report)
@@ -129,7 +150,7 @@ class RunRecorder:
             self.save()
         return report
 
-    def end_preliminary(self, steps: int) -> None:
+    def _end_preliminary(self, steps: int) -> None:
         """Note releases that do not train, which no report shows, and save at once."""
         self.position, self._between_steps = self.position + steps, True
         self.save()
@@ -142,19 +163,22 @@ class RunRecorder:
         self._saved = time.monotonic()
 
     def pause(self) -> None:
-        """Save and close, so that the run can be resumed from here; after an error inside a step, just close."""
+        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
+
+        Edge cases: After an error inside a step nothing is saved: the last checkpoint stands.
+        """
         if self._closed:
             return
         if self._between_steps:
             self.save()
-            last = self.history.epochs[-1].metrics if self.history.epochs else {}
+            last = self._history.epochs[-1].metrics if self._history.epochs else {}
             self._write_record(STOPPED, self._snapshot(last))
         self.close()
 
     def finish(self) -> Result:
         """Evaluate, save, write the record and close; further calls give the same result."""
         if self._result is None:
-            self.check_open()
+            self._check_open()
             self._check_same_weights()
             self.save()
             result, ledger = self._snapshot(self._metrics()), self._store.ledger
@@ -163,7 +187,7 @@ class RunRecorder:
             last = replace(result.ledger, head=ledger.head, entries=ledger.length)
             self._result = replace(result, ledger=distributed.broadcast_from_main(lambda: last))
             self.learner.install_average()
-            self.learner.model.eval()
+            self.model.eval()
             self.close()
             tell(self._callbacks, self._result)
         return self._result
@@ -176,8 +200,7 @@ class RunRecorder:
 
     def _check_same_weights(self) -> None:
         """See that all ranks have come to the same weights, before they are kept."""
-        model, support = self.learner.model, self.history.support
-        distributed.check_same_on_all_ranks(lambda: weight_facts(model, support, self.position))
+        distributed.check_same_on_all_ranks(lambda: weight_facts(self.model, self.support, self.position))
 
     def _begin(self, out: Path | str | None) -> RunDirectory:
         """Keep a new run, with its first state."""
@@ -189,7 +212,7 @@ class RunRecorder:
         store, saved = found
         check_identity(saved.identity, self._identity)
         self.learner.restore(saved)
-        self.history = history_of(saved, self._facts.layout)
+        self._history = history_of(saved, self._facts.layout)
         self.position = saved.step
         if self._facts.seed is None:
             paid = store.ledger.next_step
@@ -197,55 +220,51 @@ class RunRecorder:
             self.position = paid
             self.learner.skip(paid - saved.step)
         store.write_checkpoint(self._state())
-        store.write_metrics(self.history.epochs)
+        store.write_metrics(self.history)
         store.write_record(self._facts.record(RUNNING, store.seconds, None))
         return store
 
     def _state(self) -> Checkpoint:
-        return self._marked(checkpoint_of(self.position, self._identity, self.learner.state(), self.history))
-
-    def _marked(self, state: Checkpoint) -> Checkpoint:
+        state = checkpoint_of(self.position, self._identity, self.learner.state(), self._history)
         return cut_in_blocks(state) if self._in_blocks else state
 
     def _end_epoch(self, last: StepReport) -> None:
-        support = self.history.support
         report = EpochMetrics(
             epoch=last.epoch,
             step=self.position,
             phase=last.phase,
-            epsilon=self.spending.at_epoch_end(self.position),
-            active=support.size,
-            active_ratio=support.active_ratio,
+            epsilon=self._spending.at_epoch_end(self.position),
+            active=self.support.size,
+            active_ratio=self.support.active_ratio,
             learning_rate=last.learning_rates[0],
             metrics=self._metrics(),
         )
-        self.history.epochs.append(report)
-        self._store.write_metrics(self.history.epochs)
+        self._history.epochs.append(report)
+        self._store.write_metrics(self.history)
         tell(self._callbacks, report)
 
     def _metrics(self) -> Mapping[str, float | None]:
         """Held-out numbers of the model as it is now."""
-        epochs = self.history.epochs
-        if epochs and epochs[-1].step == self.position:
-            return epochs[-1].metrics
+        if self.history and self.history[-1].step == self.position:
+            return self.history[-1].metrics
         return distributed.broadcast_from_main(self._evaluated)
 
-    def evaluated(self, evaluate: Evaluator) -> dict[str, float]:
-        """The numbers of an evaluation of the model as it is now, by public random numbers."""
+    def evaluate(self, evaluate: Evaluator) -> Mapping[str, float]:
+        """An evaluation of the model as it is now, in evaluation mode; of its averaged weights if they are kept."""
         seed = self._public.generator_seed((self.position, 2))
         with self.learner.evaluated() as model, fork_generators(seed, next(model.parameters()).device):
             return {name: float(value) for name, value in evaluate(model).items()}
 
     def _evaluated(self) -> dict[str, float | None]:
-        found = {} if self._evaluate is None else self.evaluated(self._evaluate)
+        found = {} if self._evaluate is None else self.evaluate(self._evaluate)
         return {n: v if math.isfinite(v) else None for n, v in found.items()}
 
     def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
-        facts, plan, support = self._facts, self.plan, self.history.support
+        facts, plan, support = self._facts, self.plan, self.support
         return Result(
-            model=self.learner.model,
+            model=self.model,
             method=facts.method.name,
-            epsilon=self.spending.planned(),
+            epsilon=self.planned_epsilon,
             delta=plan.delta,
             unit=plan.unit,
             publishable=facts.publishable,
@@ -253,12 +272,12 @@ class RunRecorder:
             d=support.dimension,
             k=support.size,
             support=support,
-            supports=tuple(self.history.spans),
+            supports=tuple(self._history.spans),
             scores=self.learner.controller.scores(),
-            history=tuple(self.history.epochs),
+            history=self.history,
             metrics=metrics,
             plan=plan,
-            ledger=self.spending.summary(),
+            ledger=self._spending.summary(),
             out=self._store.path,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -16,100 +16,23 @@ from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.loading import DataConfig
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
-from sparsedp.parameters import Support
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
-from sparsedp.results import CallbackLike, Result, StepReport
+from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.directory import closed_on_error, find_run, resumes
-from sparsedp.runs.record import EpochMetrics, RunMetadata
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
 from sparsedp.training.ranks import COMPARED_ROWS, data_facts, first_facts, partition_of
-from sparsedp.training.recorder import (
-    RunRecorder,
-    facts_of,
-    public_randomness,
-)
+from sparsedp.training.recorder import RecordedRun, facts_of, public_randomness
 from sparsedp.training.state import OptimizerConfig
 from sparsedp.training.step import Randomness, StepTaker
 
 
-class BaseTrainer:
-    """A run that a keeper keeps; a subclass sets `_keeper` and takes the steps."""
-
-    _keeper: RunRecorder
-
-    @property
-    def plan(self) -> Plan:
-        """What was planned."""
-        return self._keeper.plan
-
-    @property
-    def position(self) -> int:
-        """How many steps of the plan are done, those lost in a crash included: the next step's index."""
-        return self._keeper.position
-
-    @property
-    def support(self) -> Support:
-        """The coordinates of the last step; all of them before the first."""
-        return self._keeper.history.support
-
-    @property
-    def history(self) -> tuple[EpochMetrics, ...]:
-        """One report per epoch so far."""
-        return tuple(self._keeper.history.epochs)
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """What the steps so far cost, those lost in a crash included, at the plan's delta or another one."""
-        return self._keeper.spending.after(self.position, delta)
-
-    @property
-    def planned_epsilon(self) -> float:
-        """The epsilon of the whole plan: the guarantee, also of a run that is stopped because of what it showed."""
-        return self._keeper.spending.planned()
-
-    def evaluate(self, evaluator: Evaluator) -> Mapping[str, float]:
-        """An evaluation of the model as it is now, in evaluation mode; of its averaged weights if they are kept."""
-        return self._keeper.evaluated(evaluator)
-
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as `torch.optim` has it: over all coordinates, fresh off the support."""
-        return self._keeper.learner.optimizer_state_dict()
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a state of `optimizer_state_dict`; what it says of coordinates off the support is dropped."""
-        self._keeper.learner.load_optimizer_state_dict(state)
-
-    def save(self) -> None:
-        """Write a checkpoint now; does nothing without a run directory."""
-        self._keeper.save()
-
-    def pause(self) -> None:
-        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
-
-        Edge cases: After an error inside a step nothing is saved: the last checkpoint stands.
-        """
-        self._keeper.pause()
-
-    def finish(self) -> Result:
-        """Evaluate, save, write the record and close; further calls give the same result."""
-        return self._keeper.finish()
-
-    def close(self) -> None:
-        """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
-        self._keeper.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pause()
-
-
 @final
-class Trainer(BaseTrainer):
+class Trainer(RecordedRun):
     """Private training step by step: `for batch in trainer: trainer.step(batch)`, then `trainer.finish()`.
 
     Args:
@@ -192,19 +115,14 @@ class Trainer(BaseTrainer):
             facts = facts_of(learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
             self._issued: dict[int, LogicalBatch] = {}
             self._workers = data.num_workers
-            self._keeper = RunRecorder(
+            super().__init__(
                 learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found,
                 in_blocks=partition.in_blocks,
             )  # fmt: skip
 
-    @property
-    def model(self) -> nn.Module:
-        """The model as it is now."""
-        return self._stepper.learner.model
-
     def __iter__(self) -> Iterator[LogicalBatch]:
         """The batches still to be stepped through, in order; what else the plan releases is released on the way."""
-        self._keeper.check_open()
+        self._check_open()
         batches = self._batches.starting_at(self.position)
         while (batch := self._next_batch(batches)) is not None:
             phase = self.plan.phase_at(batch.step)
@@ -216,28 +134,27 @@ class Trainer(BaseTrainer):
 
     def step(self, batch: LogicalBatch) -> StepReport:
         """Take the private step of a batch; at the end of an epoch evaluate, at the end of a ledger block save."""
-        self._keeper.check_open()
+        self._check_open()
         if self._issued.pop(self.position, None) is not batch:
             raise SparseDPError(
                 f"step: got the batch of step {batch.step}, expected the one this trainer gave for step "
                 f"{self.position}; take each batch of `for batch in trainer` once, in order"
             )
-        self._keeper.begin_step()
-        return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
+        self._begin_step()
+        return self._end_step(self._stepper.take(batch, self.ledger))
 
     def _release(self, phase: Phase, first: LogicalBatch, others: Iterator[LogicalBatch]) -> None:
         """The releases of a phase that does not train: steps of the plan that no report shows, saved at once."""
-        stepper, keeper = self._stepper, self._keeper
         if first.step != self.position:
             raise SparseDPError(
                 f"the batch of step {first.step} is asked for before step {self.position} was taken, and the phase "
                 f"{phase.name!r} looks at what the steps before it made; take each batch as it comes"
             )
-        release = stepper.normalise if phase.name == NORMALISE else stepper.select
-        keeper.begin_step()
-        with stepper.secret_generators(self.position):
-            release(phase, chain([first], others), keeper.ledger)
-        keeper.end_preliminary(phase.steps)
+        release = self._stepper.normalise if phase.name == NORMALISE else self._stepper.select
+        self._begin_step()
+        with self._stepper.secret_generators(self.position):
+            release(phase, chain([first], others), self.ledger)
+        self._end_preliminary(phase.steps)
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
