@@ -1,4 +1,4 @@
-"""`SparseDPTrainer`: the run of `fit`, with every setting of `TrainingArguments` heeded or refused by name."""
+"""`SparseDPTrainer`: the run of `fit` on the loss of the model's own head; every setting heeded or refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from sparsedp import PerExampleLoss, SparseDPError, fit, verify
+from sparsedp import ModelError, PerExampleLoss, SparseDPError, fit, verify
+from sparsedp.grad_sample.isolation import isolated_losses
 
 hf = pytest.importorskip("transformers")
 
-from sparsedp.integrations.huggingface import SETTINGS, PrivacyArguments, SparseDPTrainer  # noqa: E402
+from sparsedp.integrations.huggingface import LOSS, SETTINGS, PrivacyArguments, SparseDPTrainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -216,3 +217,102 @@ def test_low_rank_adapters_are_what_is_trained(tmp_path):
     assert moved
     assert all("lora" in name or "classifier" in name for name in moved)
     assert trainer.result.d == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16
+}  # fmt: skip
+T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2}
+WORDS = torch.randint(2, 50, (4, LENGTH), generator=torch.Generator().manual_seed(1))
+NEXT = WORDS.clone().index_fill_(1, torch.tensor([1]), -100)
+FLOATS = torch.rand(4, generator=torch.Generator().manual_seed(2))
+HEADS = {
+    "classes": ("BertForSequenceClassification", {**SIZES, "num_labels": 3}, {"labels": torch.tensor([0, 2, 1, 1])}),
+    "regression": ("BertForSequenceClassification", {**SIZES, "num_labels": 1}, {"labels": FLOATS}),
+    "several labels": (
+        "BertForSequenceClassification", {**SIZES, "num_labels": 2}, {"labels": FLOATS[:, None].round().repeat(1, 2)},
+    ),
+    "tokens": ("BertForTokenClassification", {**SIZES, "num_labels": 50}, {"labels": NEXT}),
+    "masked": ("BertForMaskedLM", SIZES, {"labels": NEXT}),
+    "gpt2": ("GPT2LMHeadModel", GPT2, {"labels": NEXT}),
+    "llama": ("LlamaForCausalLM", SIZES, {"labels": NEXT}),
+    "t5": ("T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0}, {"labels": NEXT}),
+    "spans": (
+        "BertForQuestionAnswering", SIZES, {"start_positions": torch.arange(4), "end_positions": torch.arange(4) + 1},
+    ),
+}  # fmt: skip
+
+
+def head(kind: str) -> tuple[nn.Module, dict]:
+    name, sizes, targets = HEADS[kind]
+    model = getattr(hf, name)
+    torch.manual_seed(0)
+    return model(model.config_class(**sizes)).eval(), {"input_ids": WORDS, **targets}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_loss_of_an_example_is_what_the_head_gives_for_it_alone(kind):
+    model, batch = head(kind)
+    alone = [model(**{key: values[i : i + 1] for key, values in batch.items()}).loss for i in range(4)]
+    for found in (LOSS(model, batch), isolated_losses(model, LOSS.loss, batch)):
+        torch.testing.assert_close(found, torch.stack(alone))
+
+
+def test_adapters_and_wrappers_have_the_head_of_the_model_inside():
+    peft = pytest.importorskip("peft")
+    model, batch = head("gpt2")
+    expected = LOSS(model, batch)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    torch.testing.assert_close(LOSS(adapted, batch), expected)
+
+
+def test_a_model_without_a_loss_and_one_that_mixes_examples_are_refused(tmp_path):
+    model, batch = head("classes")
+    with pytest.raises(ModelError, match=r"gave no loss for a batch with \['input_ids'\]"):
+        LOSS(model, {"input_ids": batch["input_ids"]})
+
+    class Mixing(hf.BertForSequenceClassification):
+        def forward(self, **given):
+            found = super().forward(**given)
+            found.loss = F.cross_entropy(found.logits @ found.logits.T, torch.arange(len(found.logits)))
+            return found
+
+    with pytest.raises(SparseDPError, match="do not see each other"):
+        trainer_of(Mixing(bert().config), tmp_path).train()
+
+
+class Sentences(Dataset):
+    """Every word is followed by the one after it in the list of words."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        words = (i + torch.arange(LENGTH)) % 20
+        return {"input_ids": words, "labels": words}
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "reference"])
+def test_every_engine_teaches_the_next_token(engine):
+    class NextWord(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+        def forward(self, input_ids, labels=None):
+            logits = self.out(self.words(input_ids).tanh())
+            loss = (
+                None
+                if labels is None
+                else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            )
+            return hf.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+    model, words = NextWord(), torch.arange(20)
+    fit(model, Sentences(), LOSS, epochs=15, batch_size=32, lr=2.0, progress=False, engine=engine,
+        **{**PRIVACY, "epsilon": 1000.0})  # fmt: skip
+    with torch.no_grad():
+        guesses = model(words[:, None]).logits[:, 0].argmax(1)
+    assert (guesses == (words + 1) % 20).float().mean() > 0.8

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,8 +20,9 @@ from transformers import get_scheduler
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from sparsedp.batch import Batch, LossFunction, PerExampleLoss
-from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.batch import Batch, PerExampleLoss
+from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.integrations._per_example import check_mean, one_by_one
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.private_training import PrivateTraining, make_private
@@ -38,17 +38,9 @@ class PrivacyArguments:
     `per_device_train_batch_size * gradient_accumulation_steps`.
 
     Attributes:
-        epsilon: the budget, never exceeded; 3 if neither it nor `noise_multiplier` is given.
-        noise_multiplier: the noise instead of the budget.
-        delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
-        method: a name, or a `Method` from `get_method(name, **changes)`.
-        accountant: "pld" if not given, "rdp" or "rdp-classic".
-        unit_ids: the unit (patient, user) of each example; then units are protected, not examples.
-        unit_name: what a unit is called.
-        run_dir: run directory with plan, ledger and checkpoints, which a resume needs.
-        seed: reproducible, and not to be published.
         max_physical_batch: most examples computed at once; `per_device_train_batch_size` if not given.
-        ema_decay: keep an exponential average of the weights, and leave it in the model at the end.
+
+    The others are those of `make_private`; `run_dir` is what a resume needs.
     """
 
     epsilon: float | None = None
@@ -72,7 +64,7 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
     Callbacks are called, and evaluation, logging and saving happen, when `TrainingArguments` say so. A checkpoint
     of transformers holds the model; the run directory holds what a resume needs. The optimizer is AdamW as
     `TrainingArguments` set it, or the one given in `optimizers`. The loss is the one that the model's own head
-    would average (`loss_for`).
+    would average (`loss_of_head`).
 
     Args:
         args: as in `transformers.Trainer`. Each setting is either heeded or refused by name before anything is spent
@@ -212,6 +204,7 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             num_workers=args.dataloader_num_workers,
             collate_fn=lambda items: dict(collator(items)),
         )
+        check_mean(self.model, loss_of_head, loader, type(self.model).__name__)
         others = {field.name: getattr(asked, field.name) for field in fields(asked)}
         if asked.max_physical_batch is None and args.gradient_accumulation_steps > 1:
             others["max_physical_batch"] = args.train_batch_size
@@ -219,7 +212,7 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             self.model,
             optimizer,
             loader,
-            PerExampleLoss(loss_for(self.model)),
+            LOSS,
             epochs=int(args.num_train_epochs),
             max_grad_norm=args.max_grad_norm,
             resume=resume,
@@ -431,129 +424,21 @@ def _unsupported_parts(trainer: HubTrainer) -> Iterator[str]:
             yield f"{type(trainer).__name__}.{name}: {remedy}"
 
 
-IGNORED = -100
-"""The label of a token that does not count."""
-REGRESSION, ONE_LABEL, MANY_LABELS = (
-    "regression",
-    "single_label_classification",
-    "multi_label_classification",
-)
-"""What a config may call the problem of a model that gives one row of logits for each row."""
-WRAPPERS = ("module", "_orig_mod")
-"""Where data parallelism and `torch.compile` keep the model."""
-
-
-def loss_for(model: nn.Module) -> LossFunction:
-    """The per-sample loss of a model that gives logits, decided once, from its class and its config.
-
-    - One row of logits for each row: what `config.problem_type` says; where that is not set, squared error if there
-      is one logit, cross-entropy of whole numbers, binary cross-entropy of floats. The mean over a row's labels.
-    - One for each token: the mean cross-entropy over the labels that are not -100. Causal language models are asked
-      for the next token: labels are shifted by one.
+def loss_of_head(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss that the model's own head gives, of its kind: next token, classes, several labels, regression, spans.
 
     Raises:
-        ModelError: its config names a problem that is not known here.
+        ModelError: the model gives none.
     """
-    inner = _unwrapped(model)
-    config = getattr(inner, "config", None)
-    problem = getattr(config, "problem_type", None)
-    if problem not in (None, REGRESSION, ONE_LABEL, MANY_LABELS):
+    loss = getattr(model(**batch), "loss", None)
+    if not isinstance(loss, Tensor):
         raise ModelError(
-            f"config.problem_type: got {problem!r}, expected {REGRESSION!r}, {ONE_LABEL!r} or {MANY_LABELS!r}; for "
-            "another loss call sparsedp.fit with PerExampleLoss(lambda model, rows: ...)"
+            f"the model gave no loss for a batch with {sorted(batch)}; expected a model with a head, and its labels "
+            "among them, from the data set or the collator. For another loss call sparsedp.fit with "
+            "PerExampleLoss(lambda model, batch: ...)"
         )
-    name, decodes = type(inner).__name__, bool(getattr(config, "is_encoder_decoder", False))
-    generates = "ForConditionalGeneration" in name
-    shifted = _is_causal(name) or (generates and not decodes)
-
-    def loss(called: Callable[..., Any], rows: Batch) -> Tensor:
-        labels = _labels(rows)
-        if generates and decodes and "decoder_input_ids" not in rows:
-            raise DataError(
-                f"{name} makes what its decoder reads from the labels, which are kept from it here; let the collator "
-                "give decoder_input_ids: DataCollatorForSeq2Seq(tokenizer, model=model, ...)"
-            )
-        logits = _logits(called(**{key: value for key, value in rows.items() if key != "labels"}))
-        if logits.dim() == 2:
-            return _of_rows(logits, labels, problem)
-        return _of_tokens(logits, labels, shifted)
-
     return loss
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    for wrapper in WRAPPERS:
-        if isinstance(inside := getattr(model, wrapper, None), nn.Module):
-            return _unwrapped(inside)
-    base: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)  # of peft
-    return model if base is None else base()
-
-
-def _is_causal(name: str) -> bool:
-    return "CausalLM" in name or ("LMHead" in name and "WithLMHead" not in name)
-
-
-def _labels(rows: Batch) -> Tensor:
-    if "labels" not in rows:
-        raise DataError(
-            f"a batch holds {sorted(rows)}, expected 'labels' among them: the data set or the collator gives them "
-            "(as 'label' or 'labels'). For other targets call sparsedp.fit with PerExampleLoss(...)"
-        )
-    labels: Tensor = rows["labels"]
-    return labels
-
-
-def _logits(output: Any) -> Tensor:
-    logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
-        got = type(output).__name__ if logits is None else f"logits of shape (rows, {_sizes(logits)})"
-        raise ModelError(
-            f"the model gave {got}, expected .logits for each row or for each token of it; for another output call "
-            "sparsedp.fit with PerExampleLoss(lambda model, rows: ...)"
-        )
-    return logits
-
-
-def _of_rows(logits: Tensor, labels: Tensor, problem: str | None) -> Tensor:
-    if problem is None and logits.shape[1] == 1:
-        problem = REGRESSION
-    elif problem is None:
-        problem = MANY_LABELS if labels.is_floating_point() else ONE_LABEL
-    count = logits.shape[1]
-    if problem == ONE_LABEL:
-        if labels.is_floating_point() or labels[:1].numel() > 1 or count < 2:
-            raise _mismatch(
-                problem, labels, f"one whole number for each row, and two logits or more, not {count}"
-            )
-        return F.cross_entropy(logits, labels.reshape(-1).long(), reduction="none")
-    if labels.shape != logits.shape and not (count == 1 and labels.dim() == 1):
-        raise _mismatch(problem, labels, f"{count} numbers for each row, one for each logit")
-    wanted = labels.reshape(logits.shape).to(logits.dtype)
-    compare = F.mse_loss if problem == REGRESSION else F.binary_cross_entropy_with_logits
-    return compare(logits, wanted, reduction="none").mean(dim=1)
-
-
-def _of_tokens(logits: Tensor, labels: Tensor, shifted: bool) -> Tensor:
-    if labels.is_floating_point() or labels.shape != logits.shape[:2]:
-        raise _mismatch("logits for each token", labels, f"{logits.shape[1]} whole numbers for each row")
-    if shifted:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    counted = labels != IGNORED
-    losses = F.cross_entropy(logits.transpose(1, 2), labels.long(), reduction="none", ignore_index=IGNORED)
-    return (losses * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-
-
-def _mismatch(problem: str, labels: Tensor, expected: str) -> DataError:
-    return DataError(
-        f"labels: got {labels.dtype} of shape (rows, {_sizes(labels)}) for {problem}, expected {expected}. Look at "
-        "num_labels and problem_type in the model's config, and at what the collator makes of the labels"
-    )
-
-
-def _sizes(values: Tensor) -> str:
-    return ", ".join(map(str, values.shape[1:]))
-
-
-def loss_per_sample(model: nn.Module, rows: Batch) -> Tensor:
-    """`loss_for` of the model at hand, for `fit(model, data, PerExampleLoss(loss_per_sample))`."""
-    return loss_for(model)(model, rows)
+LOSS = PerExampleLoss(one_by_one(loss_of_head))
+"""That loss for `fit(model, dataset, LOSS)`: example by example."""

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sparsedp.batch import Batch, PerExampleLoss, example_count, slice_batch
+from sparsedp.batch import Batch, PerExampleLoss
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample.isolation import MADE_UP, made_up
-from sparsedp.loading import rows_in_order
+from sparsedp.integrations._per_example import check_mean, one_by_one
 from sparsedp.private_training import PrivateTraining, make_private
 from sparsedp.results import Result
 
@@ -75,10 +73,9 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         self.module, self._datamodule = module, datamodule
         optimizer, self._scheduler, self._interval = _configured(module.configure_optimizers())
         if isinstance(train_dataloader, DataLoader):
-            loader = train_dataloader
-            _check_meaning(module, next(rows_in_order(loader.dataset, 1, 1, loader.collate_fn)))
+            check_mean(module, _loss_of_training_step, train_dataloader, "training_step")
         self._run = make_private(
-            module, optimizer, train_dataloader, PerExampleLoss(_losses_of_training_step), **privacy
+            module, optimizer, train_dataloader, PerExampleLoss(one_by_one(_loss_of_training_step)), **privacy
         )
 
     @property
@@ -180,16 +177,6 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
             yield
 
 
-def _losses_of_training_step(module: Any, batch: Batch) -> Tensor:
-    """The loss that `training_step` gives for each example, called with batches of one."""
-    count = example_count(batch)
-    if count != 1:
-        return torch.cat(
-            [_losses_of_training_step(module, slice_batch(batch, slice(i, i + 1))) for i in range(count)]
-        )
-    return _loss_of_training_step(module, batch).reshape(1)
-
-
 def _loss_of_training_step(module: Any, batch: Batch) -> Tensor:
     def drop(*_: Any, **__: Any) -> None:
         _say_once(type(module).__name__)
@@ -203,33 +190,6 @@ def _loss_of_training_step(module: Any, batch: Batch) -> Tensor:
             'mapping with it under "loss"'
         )
     return loss
-
-
-def _check_meaning(module: Any, rows: Batch) -> None:
-    """Refuse a training_step whose loss of a batch is not the mean of its examples' losses, on made-up examples."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        for kind in MADE_UP:
-            made = made_up(rows, 3, kind)
-            try:
-                with torch.no_grad():
-                    whole, alone = (
-                        _loss_of_training_step(module, made),
-                        _losses_of_training_step(module, made),
-                    )
-            except Exception:
-                continue
-            if not torch.allclose(whole.reshape(()), alone.mean(), rtol=1e-3, atol=1e-5, equal_nan=True):
-                raise SparseDPError(
-                    f"training_step: its loss of three made-up examples is {float(whole):.6g}, and the mean of their "
-                    f"losses one by one {float(alone.mean()):.6g}. It is called one example at a time, so it must "
-                    "give a mean over examples that do not see each other: no in-batch negatives, no batch statistics"
-                )
-            return
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 _SAID: set[str] = set()

@@ -380,7 +380,7 @@ def _run(model: nn.Module, loss: LossFunction, rows: Batch, values: dict[str, Te
     def record(name: str, output: Any) -> None:
         number = calls[name] = calls.get(name, -1) + 1
         for place, leaf in enumerate(pytree.tree_leaves(output)):
-            if isinstance(leaf, Tensor) and not is_functorch_wrapped_tensor(leaf):
+            if isinstance(leaf, Tensor) and leaf.dim() and not is_functorch_wrapped_tensor(leaf):
                 outputs[_Place(name, number, place)] = leaf.detach()
                 if leaf.is_floating_point():
                     coarsest.append(TOLERANCES.get(leaf.dtype, 1e-3))
