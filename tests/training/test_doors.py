@@ -53,6 +53,8 @@ DOORS = {"Trainer": by_trainer, "make_private": by_make_private}
 RUNS = {
     "dense": {},
     "sparse, changed": {"method": get_method("tp-topk", active_ratio=0.4, warmup_fraction=0.5)},
+    "renewed": {"method": "on-rand"},
+    "standardized": {"method": "adadpigu"},
     "by noise": {"budget": {**BUDGET, "epsilon": None, "noise_multiplier": 1.3}},
     "units": {"unit_ids": UNITS},
     "clipped automatically": {"budget": {**BUDGET, "max_grad_norm": "auto"}},
