@@ -6,35 +6,29 @@ import signal
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics import (
-    RunView,
-    SplitEnergies,
-    WarmupStatistics,
-    look,
-    statistics_of,
-    summarize_warmup,
-    summary_of,
-)
+from sparsedp.diagnostics import RunView, SplitEnergies, look, split_concentration, statistics_of
 from sparsedp.errors import DataError
-from sparsedp.methods import build_plan, get_method
+from sparsedp.methods import build_plan
 from sparsedp.parameters import ParameterLayout
 from sparsedp.results import StepReport
 from sparsedp.runs.run import Run
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+LOSS = nn.CrossEntropyLoss(reduction="none")
+BUDGET = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp"}
 
-def a_run(out, method="tp-topk", **more):
+
+def a_run(out, method="tp-topk", model=None, **more):
     return sparsedp.fit(
-        network(), TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp",
-        run_dir=out, **more,
+        model or network(), TensorDataset(*rows(80)), LOSS, method=method, **BUDGET,
+        **{"epochs": 5, "batch_size": 20, "max_grad_norm": 0.5, "seed": 3, "progress": False, "run_dir": out, **more},
     )  # fmt: skip
 
 
@@ -44,55 +38,31 @@ def trained(tmp_path_factory):
     return out, a_run(out)
 
 
-@pytest.fixture
-def run(trained, monkeypatch):
-    """A sparse run, with a warm-up made up by hand: three coordinates hold nearly all energy."""
+def test_split_concentration_is_the_share_of_the_best_ranked():
     means = torch.full((43,), 0.01, dtype=torch.float64)
     means[:3] = torch.tensor([2.0, 3.0, 1.0], dtype=torch.float64)
-    split = SplitEnergies(torch.arange(43), means, means.clone(), 1e-4, 1e-4)
-    made_up = WarmupStatistics({"energy": split}, 4, 4, 0.02)
-    monkeypatch.setattr("sparsedp.diagnostics._statistics", lambda run: (made_up, None))
-    return trained
+    found = split_concentration(SplitEnergies(torch.arange(43), means, means.clone(), 1e-4, 1e-4), 8)
+    assert found.share.value == pytest.approx((14 + 5 * 1e-4) / (14 + 40 * 1e-4))
+    assert found.active_ratio == pytest.approx(8 / 43)
 
 
-def test_the_split_estimate_is_that_of_the_support_size(run):
-    seen = look(run[0])
-    assert (seen.size, seen.dimension) == (8, 43)
-    whole = 4 + 9 + 1 + 40 * 1e-4
-    assert seen.splits["energy"].share.value == pytest.approx((14 + 5 * 1e-4) / whole)
-    assert seen.splits["energy"].active_ratio == pytest.approx(8 / 43)
-    assert seen.missing is None
-
-
-def test_layers_and_overlap_follow_from_the_files(run):
-    out, result = run
-    seen = look(out)
+def test_look_layers_overlaps_and_noise_follow_from_the_run(trained):
+    (out, result), phase = trained, trained[1].plan.phases[-1]
+    seen, nu = look(trained[0]), phase.noise_multiplier * 0.5 / 20
+    assert (seen.size, seen.dimension, seen.missing) == (8, 43, None)
     assert {layer.name: layer.active for layer in seen.layers} == dict(result.supports[-1].by_parameter)
-    (pair,) = seen.overlaps
-    assert pair[2].shared == len(set(range(8)) & set(result.support.indices.tolist()))
-    tensors = load_file(out / "checkpoint.safetensors")
-    assert tensors["journal/support"].tolist() == result.support.indices.tolist()
+    by_energy = statistics_of(Run.open(out)).splits["energy"].order[:8].tolist()
+    shared = {second: overlap.shared for _, second, overlap in seen.overlaps}
+    assert shared["energy, by half a warm-up"] == len(set(by_energy) & set(result.support.indices.tolist()))
+    assert (seen.noise.sparse_energy, seen.noise.dense_energy) == pytest.approx((8 * nu**2, 43 * nu**2))
+    proxy = seen.to_json()["proxy"]
+    assert proxy["surprise"] == pytest.approx((proxy["seen"] - proxy["null"]["mean"]) / proxy["null"]["std"])
 
 
-def test_noise_facts_are_the_plans(run):
-    plan, noise = run[1].plan, look(run[0]).noise
-    nu = plan.phases[-1].noise_multiplier * 0.5 / 20
-    assert (noise.sparse_energy, noise.dense_energy) == pytest.approx((8 * nu**2, 43 * nu**2))
-
-
-def test_as_json_it_has_every_part(run):
-    found = look(run[0]).to_json()
-    assert found["proxy"]["surprise"] == pytest.approx(
-        (found["proxy"]["seen"] - found["proxy"]["null"]["mean"]) / found["proxy"]["null"]["std"]
-    )
-    assert found["splits"]["energy"]["share"]["value"] > 0.99
-
-
-def test_a_dense_run_is_looked_at_as_if_it_kept_a_fifth(tmp_path):
+def test_look_at_a_dense_run_is_as_if_it_kept_a_fifth(tmp_path):
     a_run(tmp_path / "run", "dp-sgd")
     seen = look(tmp_path / "run")
-    assert seen.size == 8
-    assert seen.overlaps == ()
+    assert (seen.size, seen.overlaps) == (8, ())
     assert set(seen.splits) == {"energy", "coherent"}
 
 
@@ -100,47 +70,12 @@ def test_a_dense_run_is_looked_at_as_if_it_kept_a_fifth(tmp_path):
     ("optimizer", "rate"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9), 2.0),
-        (lambda p: torch.optim.SGD(p, lr=0.2), 0.2),
         (lambda p: torch.optim.Adam(p, lr=0.2), None),
     ],
 )
 def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, rate):
     a_run(tmp_path / "run", "dp-sgd", optimizer=optimizer)
     assert RunView.of(Run.open(tmp_path / "run")).learning_rate == pytest.approx(rate)
-
-
-pytestmark = pytest.mark.usefixtures("checked_once")
-
-PLAN = build_plan(
-    get_method("tp-topk"), units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, max_grad_norm=1.0,
-    accountant="rdp",
-)  # fmt: skip
-NOISE = PLAN.phases[-1].noise_multiplier / 100
-
-
-def statistics(gradient, seed, steps=40, noise=NOISE):
-    """A simulated warm-up of a fixed gradient."""
-    rng = np.random.default_rng(seed)
-    released = gradient + noise * rng.standard_normal((steps, gradient.size))
-    first, rest = released[: steps // 2], released[steps // 2 :]
-    orders = {"energy": -(first**2).mean(0), "coherent": -(first.mean(0) ** 2)}
-    even, odd = (torch.from_numpy(rest[i::2].mean(0)) for i in range(2))
-    v = noise**2 / (steps // 4)
-    splits = {
-        name: SplitEnergies(torch.from_numpy(np.argsort(key, kind="stable")), even, odd, v, v)
-        for name, key in orders.items()
-    }
-    return WarmupStatistics(splits, steps, steps, noise)
-
-
-def warm_run(out, method="tp-topk", callbacks=()):
-    model = network()
-    result = sparsedp.fit(
-        model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=5, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp",
-        run_dir=out, callbacks=callbacks,
-    )  # fmt: skip
-    return ParameterLayout.of(model).flatten(result.model)
 
 
 @pytest.mark.parametrize("method", ["tp-topk", "dp-sgd"])
@@ -152,7 +87,7 @@ def test_a_run_keeps_its_warm_up(tmp_path, method):
             released.append(event.released.dense())
 
     out = tmp_path / "run"
-    warm_run(out, method, (keep,))
+    a_run(out, method, callbacks=(keep,))
     found = statistics_of(Run.open(out))
     assert (found.steps, found.planned) == (6, 6)
     seen = torch.stack(released[:6]).double()
@@ -172,7 +107,7 @@ def test_a_run_keeps_its_warm_up(tmp_path, method):
 @pytest.mark.parametrize(("method", "active"), [("head", 18), ("head-first", 43), ("on-rand", 8)])
 def test_a_run_that_is_sparse_from_the_start_is_told_r_alone(tmp_path, method, active):
     out = tmp_path / "run"
-    warm_run(out, method)
+    a_run(out, method)
     with pytest.raises(DataError, match=f"{method} has no warm-up"):
         statistics_of(Run.open(out))
     seen, phase = look(out), Run.open(out).plan.phases[-1]
@@ -191,12 +126,9 @@ KILLED_AT = (30, 31, 32, WARM_UP - 1)
 def resumable_run(out, callbacks=(), seed=3, resume=False):
     """A run that is stopped by Ctrl-C soon after its warm-up; gives the weights it had then."""
     model = network()
+    watched = (*callbacks, at_step(WARM_UP + 2, stop))
     with pytest.raises(KeyboardInterrupt):
-        sparsedp.fit(
-            model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="tp-topk", epsilon=8.0,
-            delta=1e-3, epochs=30, batch_size=8, max_grad_norm=0.5, seed=seed, progress=False, accountant="rdp",
-            run_dir=out, callbacks=(*callbacks, at_step(WARM_UP + 2, stop)), resume=resume,
-        )  # fmt: skip
+        a_run(out, model=model, epochs=30, batch_size=8, seed=seed, callbacks=watched, resume=resume)
     return ParameterLayout.of(model).flatten(model)
 
 
@@ -262,56 +194,12 @@ def test_an_unseeded_run_leaves_the_lost_steps_out(tmp_path, step, lost):
     assert (found.steps, found.planned) == (WARM_UP - lost, WARM_UP)
 
 
-def a_split(seed, dimension=50):
-    """Energy that stands out: two means near one another."""
-    generator = torch.Generator().manual_seed(seed)
-    first = torch.randn(dimension, generator=generator, dtype=torch.float64)
-    second = first + 0.1 * torch.randn(dimension, generator=generator, dtype=torch.float64)
-    return SplitEnergies(torch.randperm(dimension, generator=generator), first, second, 0.01, 0.01)
-
-
-def test_the_summary_holds_the_split_estimates():
-    found = WarmupStatistics({"energy": a_split(0), "coherent": a_split(0)}, 9, 10, 0.1)
-    summary = summary_of(found)
-    assert (summary["steps"], summary["planned"]) == (9, 10)
-    for curve in summary["curves"]:
-        split = found.splits[curve["ranking"]]
-        assert curve["ratio"] == [k / 50 for k in (1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50)]
-        for ratio, share in zip(curve["ratio"], curve["share"], strict=True):
-            inside = split.order[: round(50 * ratio)]
-            by_hand = float((split.first * split.second)[inside].sum() / (split.first @ split.second))
-            assert share == pytest.approx(by_hand)
-        assert curve["std"][-1] < curve["std"][3]
-
-
-def test_a_summary_without_clear_energy_has_no_curve(whole):
-    """Eight rows a batch and this little signal: nothing stands out."""
-    summary = summarize_warmup(Run.open(whole[0]))
-    assert [curve["ranking"] for curve in summary["curves"]] == ["energy", "coherent"]
-    assert all(curve["ratio"] == curve["share"] == [] for curve in summary["curves"])
-
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
 def by_fit(out):
-    sparsedp.fit(
-        network(), TensorDataset(*rows(60)), LOSS, method="tp-topk", epsilon=8.0, delta=1e-3, epochs=5, batch_size=20,
-        accountant="rdp", run_dir=out, progress=False,
-    )  # fmt: skip
+    a_run(out, seed=None)
 
 
 def by_a_loop_of_ones_own(out):
-    plan = build_plan(
-        "tp-topk",
-        units=60,
-        batch_size=20,
-        epochs=5,
-        epsilon=8.0,
-        delta=1e-3,
-        max_grad_norm=1.0,
-        accountant="rdp",
-    )
+    plan = build_plan("tp-topk", units=60, batch_size=20, epochs=5, max_grad_norm=1.0, **BUDGET)
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
     trainer = sparsedp.Trainer(
         network(), TensorDataset(*rows(60)), LOSS, plan=plan, optimizer=sgd, run_dir=out
@@ -325,8 +213,8 @@ def by_make_private(out):
     model = network()
     loader = DataLoader(TensorDataset(*rows(60)), batch_size=20, shuffle=True)
     private = sparsedp.make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), loader, LOSS, method="tp-topk", epsilon=8.0, delta=1e-3,
-        epochs=5, accountant="rdp", run_dir=out,
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loader, LOSS, method="tp-topk", **BUDGET,
+        epochs=5, run_dir=out,
     )  # fmt: skip
     for _ in range(5):
         for inputs, targets in private.loader:
@@ -353,7 +241,7 @@ def by_the_estimator(out):
 
     rng = np.random.default_rng(0)
     X, y = rng.uniform(-1, 1, (120, 6)), rng.integers(0, 2, 120)
-    settings = {"epsilon": 3.0, "delta": 1e-4, "epochs": 3, "batch_size": 20, "accountant": "rdp"}
+    settings = BUDGET | {"epochs": 3, "batch_size": 20}
     SparseDPClassifier(classes=[0, 1], bounds=(-1, 1), run_dir=out, **settings).fit(X, y)
 
 

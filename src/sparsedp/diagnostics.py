@@ -6,7 +6,7 @@ Formal guarantees: everything here is computed from released values and public n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any, final
 from scipy import special, stats
 from torch import Tensor
 
-from sparsedp._validate import exact_ratio, share_of
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.auto import noise_ratio
 from sparsedp.methods.method import WARM_UP
@@ -36,15 +35,10 @@ class Baseline:
     mean: float
     std: float
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The central normal interval, cut to [0, 1]."""
-        reach = float(special.ndtri(0.5 + level / 2)) * self.std
+    def interval(self) -> tuple[float, float]:
+        """The central normal interval at 95 %, cut to [0, 1]."""
+        reach = float(special.ndtri(0.975)) * self.std
         return max(0.0, self.mean - reach), min(1.0, self.mean + reach)
-
-
-def step_progress(captured: float, size: int, noise_std: float) -> float:
-    """`c^2/(c + k nu^2)` for captured energy c: twice beta times the guaranteed descent of the best step size."""
-    return captured**2 / (captured + size * noise_std**2) if captured > 0 else 0.0
 
 
 @final
@@ -78,19 +72,10 @@ class SplitEnergies:
     first_variance: float
     second_variance: float
 
-    def __post_init__(self) -> None:
-        if not (self.order.shape == self.first.shape == self.second.shape) or self.first.dim() != 1:
-            raise SparseDPError("SplitEnergies: expected an order and two means of one length")
-
     @property
     def dimension(self) -> int:
         """The number d of coordinates."""
         return self.first.numel()
-
-    @property
-    def energies(self) -> Tensor:
-        """The unbiased estimates of `G_p^2`."""
-        return self.first * self.second
 
     def support(self, size: int) -> Support:
         """The first `size` coordinates of the ranking."""
@@ -109,48 +94,11 @@ class SplitEnergies:
         spread = float((m1**2).sum()) * v2 + float((m2**2).sum()) * v1 - floor
         return NoisyEstimate(float((m1 * m2).sum()), math.sqrt(max(spread, floor)))
 
-    def progress(self, size: int, noise_std: float, clearly: float = 3.0) -> NoisyEstimate | None:
-        """Progress of a step on the best k coordinates over that of a dense step, each at its best step size.
-
-        The deviation is to first order. None when the total energy is not `clearly` many deviations above zero.
-        """
-        inside = self.energy(self.support(size))
-        outside = self.energy(Support(self.order[size:], self.dimension))
-        total = inside.value + outside.value
-        if total <= clearly * math.hypot(inside.std, outside.std):
-            return None
-        captured = max(inside.value, 0.0)
-        dense = step_progress(total, self.dimension, noise_std)
-        ratio = step_progress(captured, size, noise_std) / dense
-        slope_inside = _slope(captured, size * noise_std**2) / dense
-        slope_total = ratio * _slope(total, self.dimension * noise_std**2) / dense
-        return NoisyEstimate(
-            ratio, math.hypot((slope_inside - slope_total) * inside.std, slope_total * outside.std)
-        )
-
-    def gain(self, size: int, noise_std: float) -> NoisyEstimate:
-        """`E_full - E(A) = (d - k) nu^2 - ||P_notA G||^2` for the best k coordinates: positive when they suffice."""
-        left_out = Support(self.order[size:], self.dimension)
-        lost = self.energy(left_out)
-        return NoisyEstimate(left_out.size * noise_std**2 - lost.value, lost.std)
-
-
-def _slope(captured: float, noise: float) -> float:
-    """The derivative of `c^2/(c + n)`."""
-    return (captured**2 + 2 * captured * noise) / (captured + noise) ** 2 if captured > 0 else 0.0
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class WarmupStatistics:
-    """Split energies of one warm-up, for each ranking.
-
-    Attributes:
-        splits: by name of the ranking; they differ in the order only.
-        steps: how many steps were seen.
-        planned: how many there were to see.
-        noise_std: nu_1, on each coordinate of a released mean gradient.
-    """
+    """Split energies of one warm-up, by ranking, of which `steps` of `planned` were seen, with noise nu_1 on each."""
 
     splits: Mapping[str, SplitEnergies] = field(repr=False)
     steps: int
@@ -254,11 +202,8 @@ def _partial(cut: float, freedom: int) -> tuple[float, float, float]:
 class SplitConcentration:
     """The split version of `rho_sig`: ranked by some steps, measured by others.
 
-    Attributes:
-        share: the support's share of the estimated energy, its deviation to first order; None when the total is not
-            clearly positive, for then there is nothing to take a share of.
-        total: the estimated energy of all coordinates.
-        active_ratio: k/d, the share of a random support.
+    `share` is the support's share of the `total` estimated energy, None when that is not clearly positive; a random
+    support has `active_ratio`.
     """
 
     share: NoisyEstimate | None
@@ -282,10 +227,6 @@ def split_concentration(split: SplitEnergies, size: int, clearly: float = 3.0) -
     return SplitConcentration(NoisyEstimate(share, std), total, ratio)
 
 
-_SQUARES: Mapping[str, Callable[[int], int]] = {"energy": lambda steps: steps, "coherent": lambda steps: 1}
-"""How many independent squares a score averages over a warm-up; rankings not listed have no proxy energy."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Proxy:
@@ -300,13 +241,9 @@ class Proxy:
 class RunView:
     """The public state of a run that diagnostics start from.
 
-    Attributes:
-        plan: the run's.
-        support: the last one.
-        scores: what the last ranking was made from; None for random and dense methods.
-        ranking: the method's ranking, as the record describes it; None for dense methods.
-        learning_rate: `eta/(1 - momentum)` of SGD, what a constant gradient is moved by in the long run; None for
-            other optimizers.
+    `support` is the last one, `scores` what the last ranking was made from, `ranking` the method's as the record
+    describes it. `learning_rate` is `eta/(1 - momentum)` of SGD, by which a constant gradient moves in the long run;
+    None for other optimizers.
     """
 
     plan: Plan
@@ -326,10 +263,9 @@ class RunView:
         warm_up = next((phase for phase in self.plan.phases if phase.name == WARM_UP.name), None)
         if self.scores is None or self.ranking is None or warm_up is None:
             return None
-        squares_of = _SQUARES.get(self.ranking["name"])
-        if squares_of is None:
+        squares = {"energy": warm_up.steps, "coherent": 1}.get(self.ranking["name"])
+        if squares is None:
             return None
-        squares = squares_of(warm_up.steps)
         null = pure_noise(self.support.size, self.support.dimension, squares)
         return Proxy(proxy_concentration(self.scores, self.support), null)
 
@@ -341,55 +277,12 @@ def _rate(optimizer: Mapping[str, Any]) -> float | None:
     return float(group["lr"]) / (1 - float(group.get("momentum", 0.0)))
 
 
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-
-
-def summarize_warmup(run: Run) -> Mapping[str, Any] | None:
-    """What a run's warm-up showed, as a report shows it; None if it kept nothing.
-
-    Formal guarantees: Post-processing of releases, as public as the run.
-    """
-    return None if run.warmup is None else summary_of(statistics_of(run))
-
-
-def summary_of(found: WarmupStatistics) -> Mapping[str, Any]:
-    """The share of energy by ranking and ratio."""
-    return {
-        "steps": found.steps,
-        "planned": found.planned,
-        "noise_std": found.noise_std,
-        "curves": [split_curve(name, split) for name, split in found.splits.items()],
-    }
-
-
-def split_curve(ranking: str, split: SplitEnergies) -> Mapping[str, Any]:
-    """The share of energy the best x of coordinates hold, by the split estimate, and its standard deviation.
-
-    Edge cases: Empty lists when the energy does not stand out from the noise.
-    """
-    d = split.dimension
-    sizes = sorted({max(1, share_of(exact_ratio(share), d)) for share in SHARES})
-    points = [(size / d, split_concentration(split, size).share) for size in sizes]
-    known = [(ratio, share) for ratio, share in points if share is not None]
-    return {
-        "ranking": ranking,
-        "ratio": [ratio for ratio, _ in known],
-        "share": [share.value for _, share in known],
-        "std": [share.std for _, share in known],
-    }
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """How much two supports share.
+    """How much two supports share: a count, its share of the smaller one, and that of two random ones (`random`).
 
-    Attributes:
-        shared: number of common coordinates.
-        share: that, over the size of the smaller support.
-        jaccard: that, over the size of the union.
-        random: `share` for two independent random supports of these sizes.
-        churn: share of the first support's coordinates that the second one dropped.
+    `jaccard` is over the union; `churn` is the share of the first support's coordinates that the second one dropped.
     """
 
     shared: int
@@ -438,11 +331,6 @@ def support_per_layer(support: Support, layout: ParameterLayout) -> tuple[LayerS
     return tuple(LayerShare(slot.name, slot.size, int(masks[slot.name].sum())) for slot in layout)
 
 
-def _check_size(size: int, dimension: int) -> None:
-    if not 0 <= size <= dimension:
-        raise SparseDPError(f"size: got k={size}, expected 0..d={dimension}")
-
-
 DENSE_LOOK = 5
 """A dense run is looked at as if it kept one coordinate in this many."""
 
@@ -450,14 +338,7 @@ DENSE_LOOK = 5
 @final
 @dataclass(frozen=True, slots=True)
 class NoiseFacts:
-    """What the plan alone says about the last phase.
-
-    Attributes:
-        noise_std: nu, on each coordinate of a released mean gradient.
-        sparse_energy: `k nu^2`, the noise energy of a step.
-        dense_energy: `d nu^2`, what it would be on all coordinates.
-        noise_ratios: r, the norm of a step's noise over the clip norm, for parts of the model and the support.
-    """
+    """What the plan says of the last phase: nu, `k nu^2`, `d nu^2`, and r for parts of the model and the support."""
 
     noise_std: float
     sparse_energy: float
@@ -522,7 +403,7 @@ def look(folder: Path | str) -> Visible:
     view = RunView.of(run)
     d = view.support.dimension
     size = shown_size(view.support)
-    found, missing = _statistics(run)
+    found, missing = (None, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
     return Visible(
         size=size,
         dimension=d,
@@ -541,11 +422,6 @@ def look(folder: Path | str) -> Visible:
 def shown_size(support: Support) -> int:
     """How many coordinates the statistics are of: k, or a fifth of the coordinates of a dense run."""
     return max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
-
-
-def _statistics(run: Run) -> tuple[WarmupStatistics | None, str | None]:
-    """What the warm-up showed, or why nothing is known of it; a damaged file is an error."""
-    return (None, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
 
 
 def _overlaps(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import step_progress
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.method import MAIN
@@ -34,7 +33,13 @@ from sparsedp_experiments.figures.support import (
     unit_gradients,
 )
 from sparsedp_experiments.theory.bounds import Descent, kappa
-from sparsedp_experiments.theory.criteria import one_step, random_signal_loss, split_of
+from sparsedp_experiments.theory.criteria import (
+    one_step,
+    random_signal_loss,
+    split_gain,
+    split_of,
+    step_progress,
+)
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
     lopsidedness,
@@ -208,7 +213,7 @@ def _split_gain(releases: Releases, nu: float, size: int) -> dict[str, float]:
     """Prop. 5.1's gain at the switch as the warm-up alone estimates it."""
     seen = releases.stacked()
     half = len(seen) // 2
-    gain = split_of(ranked(scored(Energy(), seen[:half], nu)), seen[half:], nu).gain(size, nu)
+    gain = split_gain(split_of(ranked(scored(Energy(), seen[:half], nu)), seen[half:], nu), size, nu)
     return {"value": gain.value, "std": gain.std}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
-from sparsedp.diagnostics import Baseline, SplitEnergies
+from sparsedp.diagnostics import Baseline, NoisyEstimate, SplitEnergies
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
 
@@ -67,6 +67,18 @@ def split_of(order: Tensor, gradients: Tensor, noise_std: float) -> SplitEnergie
     return SplitEnergies(
         order.to(torch.int64), even.mean(0), odd.mean(0), v / even.shape[0], v / odd.shape[0]
     )
+
+
+def split_gain(split: SplitEnergies, size: int, noise_std: float) -> NoisyEstimate:
+    """`E_full - E(A) = (d - k) nu^2 - ||P_notA G||^2` for the best k coordinates: positive when they suffice."""
+    left_out = Support(split.order[size:], split.dimension)
+    lost = split.energy(left_out)
+    return NoisyEstimate(left_out.size * noise_std**2 - lost.value, lost.std)
+
+
+def step_progress(captured: float, size: int, noise_std: float) -> float:
+    """`c^2/(c + k nu^2)` for captured energy c: twice beta times the guaranteed descent of the best step size."""
+    return captured**2 / (captured + size * noise_std**2) if captured > 0 else 0.0
 
 
 def energy_captured(energies: Tensor, support: Support) -> float:

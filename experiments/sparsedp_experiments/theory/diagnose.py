@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from sparsedp.batch import LossFunction, MicroBatch, per_sample_loss
 from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import (
-    SHARES,
     RunView,
     WarmupStatistics,
     shown_size,
@@ -94,6 +93,7 @@ RATE_REMARK = (
     "final weights, and the largest deviation as that of the units looked at. They say what theory promises a run "
     "like this, not how it did."
 )
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BATCH = 128
 _ROWS_KEY = (3,)
 

@@ -236,7 +236,7 @@ def test_random_supports_capture_k_over_d_with_the_stated_deviation():
     assert baseline.mean == 12 / 50
     assert abs(np.mean(seen) - baseline.mean) < 5 * baseline.std / math.sqrt(draws)
     assert np.std(seen) == pytest.approx(baseline.std, rel=0.08)
-    low, high = baseline.interval(0.95)
+    low, high = baseline.interval()
     assert 0.9 < np.mean([(low <= s <= high) for s in seen]) < 0.99
 
 
