@@ -13,7 +13,6 @@ the attacker sees g plus noise on the support only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -87,7 +86,6 @@ def invert(
     shape: tuple[int, ...],
     public: PublicRandomness,
     effort: Effort = Effort(),  # noqa: B008
-    progress: Callable[[int, int], None] | None = None,
 ) -> Reconstruction:
     """Attack one observed gradient, from a random grey start; gives the image of the least objective.
 
@@ -101,7 +99,7 @@ def invert(
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=falls, gamma=0.1)
     history: list[float] = []
     best, least = guess.detach().clone(), math.inf
-    for step in range(effort.steps):
+    for _ in range(effort.steps):
         gradient = seen.support.gather(_gradient(model, loss, guess, seen.target, graph=True))
         objective = _misalignment(gradient, aim) + effort.variation_weight * total_variation(guess)
         value = float(objective.detach())
@@ -114,8 +112,6 @@ def invert(
         schedule.step()
         with torch.no_grad():
             guess.clamp_(0, 1)
-        if progress is not None:
-            progress(step + 1, effort.steps)
     return Reconstruction(best[0], tuple(history))
 
 

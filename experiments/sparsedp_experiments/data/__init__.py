@@ -11,5 +11,6 @@ from sparsedp_experiments.data.vision import cifar10, digits, fashion_mnist, mni
 
 __all__ = [
     "DATASETS", "SOURCES", "DataBundle", "DatasetRow", "Dense", "Split", "cifar10", "diabetes130", "digits",
-    "eyepacs", "fashion_mnist", "get", "imdb", "imdb_tokens", "load", "mnist", "scattering_bundle", "status", "zipf_texts",
+    "eyepacs", "fashion_mnist", "get", "imdb", "imdb_tokens", "load", "mnist", "scattering_bundle", "status",
+    "zipf_texts",
 ]  # fmt: skip

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from sparsedp._files import write_json
 from sparsedp.batch import LossFunction, MicroBatch, per_sample_loss
 from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import (
@@ -63,13 +65,6 @@ from sparsedp_experiments.theory.misranking import (
     misranking_coherent,
     misranking_energy,
 )
-from sparsedp_experiments.theory.nonprivate_file import (
-    NONPRIVATE,
-    Diagnostics,
-    draw_diagnostics,
-    read_diagnostics,
-    write_diagnostics,
-)
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
     clipping_report,
@@ -84,6 +79,7 @@ from sparsedp_experiments.theory.oracle import (
 )
 from sparsedp_experiments.theory.trajectory import Waypoint, energy_capture, measure
 
+NONPRIVATE, DRAWN = "nonprivate.json", "nonprivate.svg"
 BANNER = (
     f"Not private: computed from the run's data without noise. The results go to RUN/{NONPRIVATE} and into no other "
     "file. Do not publish them or choose anything by them."
@@ -207,10 +203,21 @@ def diagnose_run(
         raise SparseDPError(f"rows: got {rows}, expected at least 2")
     batches = _batches(split, units, choose_rows(len(split), units, settings.rows_per_unit, rows))
     loss = per_sample_loss(loss_of(model))
-    diagnose_nonprivate(folder, model, loss, batches, PublicRandomness(0), say, fresh=fresh)
-    found = read_diagnostics(folder)
-    draw_diagnostics(folder, found)
-    return found.to_json()
+    found = diagnose_nonprivate(folder, model, loss, batches, PublicRandomness(0), say, fresh=fresh)
+    _draw(folder, found["figures"])
+    return found
+
+
+def _draw(folder: Path, figures: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the curves beside the file, under a banner."""
+    figure = Figure((7, 3.2 * len(figures)), layout="constrained")
+    figure.suptitle(BANNER.partition(". ")[0], color="red")
+    for entry, axes in zip(figures, figure.subplots(len(figures), squeeze=False).flat, strict=True):
+        for line in entry["series"]:
+            axes.plot(line["x"], line["y"], "-o", markersize=3, label=line["name"])
+        axes.set(title=entry["title"], xlabel=entry["x"], ylabel=entry["y"])
+        axes.legend()
+    figure.savefig(folder / DRAWN)
 
 
 def choose_rows(count: int, units: Tensor | None, per_unit: int, most: int) -> Tensor:
@@ -239,20 +246,10 @@ def _batches(split: Split, units: Tensor | None, chosen: Tensor) -> list[MicroBa
     ]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much the slow parts look at.
-
-    Rows of the smoothness, rows whose units are looked at one by one, the same at each snapshot, numbers in the
-    matrix of deviations (units times d), most units in it.
-    """
-
-    curvature_rows: int = 512
-    unit_rows: int = 1024
-    snapshot_rows: int = 256
-    deviations: int = 2**24
-    deviating_units: int = 256
+# How much the slow parts look at: rows of the smoothness, rows whose units are looked at one by one, the same at each
+# snapshot, numbers in the matrix of deviations (units times d), most units in it.
+_CURVATURE_ROWS, _UNIT_ROWS, _SNAPSHOT_ROWS = 512, 1024, 256
+_DEVIATIONS, _DEVIATING_UNITS = 2**24, 256
 
 
 @dataclass(slots=True)
@@ -272,14 +269,22 @@ class _Findings:
             {"title": title, "kind": "lines", "note": BANNER, "x": x, "y": y, "series": series}
         )
 
-    def write(self, folder: Path | str) -> Path:
+    def write(self, folder: Path | str) -> dict[str, Any]:
         """Into the run's file; a value that is not finite, as diverged weights give, is left out with a remark."""
         lost = [name for name, value in self.values.items() if not math.isfinite(value)]
-        kept = ({"name": n, "value": v, "note": BANNER} for n, v in self.values.items() if n not in lost)
-        remarks = (f"Not a finite number, so left out: {name}. Have the weights diverged?" for name in lost)
-        return write_diagnostics(
-            folder, Diagnostics(tuple(kept), tuple(self.figures), (*self.remarks, *remarks))
-        )
+        document = {
+            "format": 1,
+            "values": [
+                {"name": n, "value": v, "note": BANNER} for n, v in self.values.items() if n not in lost
+            ],
+            "figures": self.figures,
+            "remarks": [
+                *self.remarks,
+                *(f"Not a finite number, so left out: {name}. Have the weights diverged?" for name in lost),
+            ],
+        }
+        write_json(Path(folder) / NONPRIVATE, document)
+        return document
 
 
 def diagnose_nonprivate(
@@ -291,9 +296,8 @@ def diagnose_nonprivate(
     say: Callable[[str], None] = lambda _: None,
     *,
     fresh: nn.Module | None = None,
-    limits: Limits = Limits(),  # noqa: B008
-) -> Path:
-    """Measure a finished run with un-noised gradients at its final weights, into the run's `nonprivate.json`.
+) -> dict[str, Any]:
+    """Measure a finished run with un-noised gradients at its final weights; gives what `nonprivate.json` then holds.
 
     Args:
         folder: of the run.
@@ -303,7 +307,6 @@ def diagnose_nonprivate(
         public: where power iteration, projections and masks come from.
         say: told what is being done.
         fresh: a model as the run began; without one, and without snapshots, there are no bounds.
-        limits: how much the slow parts look at.
 
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     """
@@ -315,8 +318,8 @@ def diagnose_nonprivate(
     say("gradients at the final weights")
     gradient = mean_gradient(engine, batches)
     _capture(found, gradient, view)
-    few = _some(batches, limits.unit_rows)
-    beta = smoothness(model, loss, _some(batches, limits.curvature_rows), public).value
+    few = _some(batches, _UNIT_ROWS)
+    beta = smoothness(model, loss, _some(batches, _CURVATURE_ROWS), public).value
     found.values["smoothness (largest curvature)"] = beta
     points = projected_deviations(engine, few, public)
     chance = lopsidedness_by_chance(points, public)
@@ -347,14 +350,14 @@ def diagnose_nonprivate(
     along: tuple[Waypoint, ...] = ()
     if snapshots:
         say("gradients along the run")
-        along = measure(model, loss, snapshots, _some(batches, limits.snapshot_rows), clip)
+        along = measure(model, loss, snapshots, _some(batches, _SNAPSHOT_ROWS), clip)
         _trajectory(found, along, view.support.dimension)
     if not along and fresh is None:
         found.remarks.append("No bounds: the loss at the start of the run is not known.")
         return found.write(folder)
     say("deviations and bounds")
     start = along[0].loss if along or fresh is None else mean_loss(fresh.eval(), loss, batches)
-    most = max(2, min(limits.deviating_units, limits.deviations // view.support.dimension))
+    most = max(2, min(_DEVIATING_UNITS, _DEVIATIONS // view.support.dimension))
     mean, rows = deviations(engine, batches, most)
     measurable = progress_measure(mean, rows, clip.norm) > 0
     rate = 1 - view.support.active_ratio
@@ -433,19 +436,10 @@ def _trajectory(found: _Findings, points: Sequence[Waypoint], dimension: int) ->
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the bounds need from un-noised gradients.
+    """What the bounds need from un-noised gradients: at the final weights, or the largest seen where the run was.
 
-    Attributes:
-        smoothness: beta, or G.
-        start_loss: the mean loss where the run, or its last phase, began.
-        end_loss: that at the final weights.
-        retained: share of the clipped gradient's energy on the support.
-        captured: share of the gradient's energy on the support; `alpha_T` where snapshots tell.
-        largest_deviation: the longest deviation of a unit's gradient from the mean.
-        symmetry_error: `b_t` of RS, Theorem 3.3.
-        kappa: RS's kappa at the run's rate; None where it cannot be measured.
-        squared_biases: `||b_t||^2` at the points looked at.
-        unit_variance: tau^2, the largest seen.
+    `retained` and `captured` are shares of energy on the support, of the clipped gradient and of the whole one
+    (`alpha_T` where snapshots tell); `kappa` is None where it cannot be measured.
     """
 
     smoothness: float
@@ -493,26 +487,16 @@ def _rs(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float
     plan, d, clip = view.plan, view.support.dimension, phase.clip_norm or 1.0
     rate, batch = 1 - view.support.active_ratio, plan.expected_batch_size(phase)
     share = m.kappa or math.sqrt(1 - rate)
+    seen: Any = {
+        "loss_gap": m.start_loss, "smoothness": m.smoothness, "dimension": d, "batch_size": batch,
+        "steps": phase.steps,
+    }  # fmt: skip
     run = Descent(
-        loss_gap=m.start_loss,
-        smoothness=m.smoothness,
-        learning_rate=eta,
-        clip_norm=clip,
-        noise_multiplier=phase.gradient_noise,
-        dimension=d,
-        batch_size=batch,
-        steps=phase.steps,
+        **seen, learning_rate=eta, clip_norm=clip, noise_multiplier=phase.gradient_noise,
         symmetry_error=m.symmetry_error,
-    )
+    )  # fmt: skip
     unclipped = noisy_bound(
-        loss_gap=m.start_loss,
-        smoothness=m.smoothness,
-        deviation_bound=m.largest_deviation,
-        noise_std=phase.gradient_noise * clip,
-        dimension=d,
-        batch_size=batch,
-        steps=phase.steps,
-        rate=rate,
+        **seen, deviation_bound=m.largest_deviation, noise_std=phase.gradient_noise * clip, rate=rate
     )
     found = {
         "Delta_C (RS)": run.enlarged,
@@ -537,35 +521,20 @@ def _rs(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float
 def _adadpigu(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float]:
     """AdaDPIGU: Theorems 13, 16 and 17."""
     clip, active, batch = phase.clip_norm or 1.0, view.support.size, view.plan.expected_batch_size(phase)
+    rate: Any = {"smoothness": m.smoothness, "learning_rate": eta, "clip_norm": clip}
     found = {
-        "bound of AdaDPIGU, Theorem 13": alignment_bound(
-            loss_gap=m.start_loss,
-            smoothness=m.smoothness,
-            learning_rate=eta,
-            steps=phase.steps,
-            clip_norm=clip,
-        ),
+        "bound of AdaDPIGU, Theorem 13": alignment_bound(loss_gap=m.start_loss, steps=phase.steps, **rate),
         "bound of AdaDPIGU, Theorem 17": private_alignment_bound(
-            loss_decrease=(m.start_loss - m.end_loss) / phase.steps,
-            smoothness=m.smoothness,
-            learning_rate=eta,
-            clip_norm=clip,
-            noise_multiplier=phase.gradient_noise,
-            active=active,
-            batch_size=batch,
+            loss_decrease=(m.start_loss - m.end_loss) / phase.steps, noise_multiplier=phase.gradient_noise,
+            active=active, batch_size=batch, **rate,
         ),
-    }
+    }  # fmt: skip
     if m.retained > 0:
         found["bound of AdaDPIGU, Theorem 16"] = retention_bound(
-            loss_gap=m.start_loss,
-            smoothness=m.smoothness,
-            steps=phase.steps,
-            retained=m.retained,
-            deviation_bound=m.largest_deviation,
-            noise_std=phase.noise_multiplier * clip,
-            active=active,
+            loss_gap=m.start_loss, smoothness=m.smoothness, steps=phase.steps, retained=m.retained,
+            deviation_bound=m.largest_deviation, noise_std=phase.noise_multiplier * clip, active=active,
             batch_size=batch,
-        )
+        )  # fmt: skip
     return found
 
 

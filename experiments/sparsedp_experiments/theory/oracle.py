@@ -5,7 +5,7 @@ The model is used as it is: call `model.eval()` first to leave dropout out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import final
@@ -114,11 +114,8 @@ def smoothness(
     *,
     iterations: int = 50,
     tolerance: float = 1e-3,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Smoothness:
     """Power iteration from a random start, until the estimate moves by less than `tolerance` of itself.
-
-    `progress` is called with (done, at most) after each product.
 
     **Edge cases.** A loss without curvature has smoothness 0.
     """
@@ -133,8 +130,6 @@ def smoothness(
         product = _product(model, loss, batches, vector, rows)
         before, value = value, float(torch.linalg.vector_norm(product))
         residual = float(torch.linalg.vector_norm(product - (vector @ product) * vector))
-        if progress is not None:
-            progress(done, iterations)
         if value == 0 or abs(value - before) <= tolerance * value:
             break
         vector = product / value
@@ -174,10 +169,6 @@ def _count_rows(batches: Sequence[MicroBatch]) -> int:
     if not rows:
         raise DataError("the batches hold no rows; give at least one")
     return rows
-
-
-Progress = Callable[[int, int], None]
-"""Called with (done, all) as work goes on."""
 
 
 def mean_gradient(
@@ -221,7 +212,6 @@ def clipping_report(
     batches: Sequence[MicroBatch],
     support: Support,
     clip: FlatClip,
-    progress: Progress | None = None,
 ) -> ClippingReport:
     """Clipping bias, its bound and the spread of clipped gradients, unit by unit.
 
@@ -232,7 +222,7 @@ def clipping_report(
     effective = clip.norm / (1 + ROUNDING_MARGIN)
     plain = torch.zeros(support.size, dtype=torch.float64)
     clipped, squares, norms = torch.zeros_like(plain), 0.0, []
-    for gradient in _each_unit(engine, batches, support, progress):
+    for gradient in _each_unit(engine, batches, support):
         norm = float(torch.linalg.vector_norm(gradient))
         kept = gradient * min(1.0, effective / norm) if norm else gradient
         plain += gradient
@@ -253,26 +243,23 @@ def projected_deviations(
     engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
-    progress: Progress | None = None,
 ) -> Tensor:
     """Each unit's deviation from the mean gradient, on two random directions: `[units, 2]` (RS, App. F)."""
     full = Support.full(engine.layout.dimension)
     directions = torch.stack([public.normal(full.dimension, (axis,)) for axis in range(2)], dim=1)
     directions /= torch.linalg.vector_norm(directions, dim=0)
-    each = _each_unit(engine, batches, full, progress)
+    each = _each_unit(engine, batches, full)
     points = torch.stack([gradient @ directions for gradient in each])
     return points - points.mean(dim=0)
 
 
-def deviations(
-    engine: ClippedSumEngine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
-) -> tuple[Tensor, Tensor]:
+def deviations(engine: ClippedSumEngine, batches: Sequence[MicroBatch], most: int) -> tuple[Tensor, Tensor]:
     """The mean gradient of the first `most` units and each one's deviation from it: a d-vector and `[units, d]`.
 
     It takes 8 bytes for each unit and coordinate.
     """
     full, few = Support.full(engine.layout.dimension), min(most, _count_units(batches))
-    each = _each_unit(engine, batches, full, None if progress is None else lambda i, _: progress(i, few))
+    each = _each_unit(engine, batches, full)
     gradients = torch.stack(list(islice(each, few)))
     mean = gradients.mean(dim=0)
     return (mean, gradients - mean)
@@ -295,16 +282,12 @@ def _each_unit(
     engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
     support: Support,
-    progress: Progress | None = None,
 ) -> Iterator[Tensor]:
     """One unclipped gradient per unit, on the support, float64, on the CPU."""
-    query, units = ClippedSumQuery(support, UNCLIPPED), _count_units(batches)
-    singles = (single for batch in batches for single in _single_units(batch))
-    for done, single in enumerate(singles, start=1):
-        gradient = engine.clipped_sum([single], query).cpu()
-        if progress is not None:
-            progress(done, units)
-        yield gradient
+    query = ClippedSumQuery(support, UNCLIPPED)
+    for batch in batches:
+        for single in _single_units(batch):
+            yield engine.clipped_sum([single], query).cpu()
 
 
 def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:

@@ -137,7 +137,6 @@ def measure(
     snapshots: Sequence[Snapshot],
     batches: Sequence[MicroBatch],
     clip: FlatClip,
-    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Waypoint, ...]:
     """Gradients and clipping at each snapshot, on data of your choice; the model itself is left alone.
 
@@ -147,13 +146,12 @@ def measure(
         snapshots: what a run kept, of the phase of interest.
         batches: rows to measure on.
         clip: the phase's clip.
-        progress: called with (done, all) after each snapshot.
     """
     if not snapshots:
         raise SparseDPError("measure: got no snapshots; give Snapshots(model) to the run as a callback")
     replica = copy.deepcopy(model).eval()
     points = []
-    for done, snapshot in enumerate(snapshots, start=1):
+    for snapshot in snapshots:
         install(replica, snapshot.weights)
         engine = make_engine(replica, loss)
         gradient = mean_gradient(engine, batches)
@@ -172,8 +170,6 @@ def measure(
                 loss=mean_loss(replica, loss, batches),
             )
         )
-        if progress is not None:
-            progress(done, len(snapshots))
     return tuple(points)
 
 

@@ -75,11 +75,11 @@ def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
     out, result = run
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     said = []
-    path = diagnose_nonprivate(out, network(7), LOSS, batches(), PublicRandomness(0), said.append)
+    document = diagnose_nonprivate(out, network(7), LOSS, batches(), PublicRandomness(0), said.append)
     after = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(after) - set(before) == {"nonprivate.json"}
     assert all(after[name] == content for name, content in before.items())
-    document = json.loads(path.read_text())
+    assert json.loads((out / "nonprivate.json").read_text()) == document
     values = {entry["name"]: entry["value"] for entry in document["values"]}
     energies = gradients_by_loop(result.model, *rows()).mean(0) ** 2
     share = float(energies[result.support.indices].sum() / energies.sum())
