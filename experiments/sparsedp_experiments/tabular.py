@@ -45,7 +45,6 @@ class Table:
     apart: np.ndarray
 
     def part(self, held_out: bool) -> tuple[pd.DataFrame, np.ndarray, np.ndarray | None]:
-        """X, y and groups of one side."""
         chosen = self.apart if held_out else ~self.apart
         return self.frame[chosen], self.y[chosen], None if self.groups is None else self.groups[chosen]
 
@@ -84,7 +83,6 @@ class Results:
     path: Path
 
     def rows(self) -> list[Row]:
-        """Every fit so far."""
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
     def get(self, key: Row, measure: Callable[[], Row]) -> Row:

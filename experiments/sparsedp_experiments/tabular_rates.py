@@ -61,7 +61,6 @@ class People:
 
     @property
     def units(self) -> int:
-        """How many there are."""
         return int(self.owner.max()) + 1
 
 

@@ -75,7 +75,6 @@ class MembershipFinding:
     estimate: float
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, scores and all."""
         return {
             "canaries": self.scores.count,
             "trainings": self.trainings,
@@ -105,7 +104,6 @@ class Mislabelled(Dataset[Any]):
         return cls(base, found)
 
     def __len__(self) -> int:
-        """As before."""
         return len(self.base)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Any:

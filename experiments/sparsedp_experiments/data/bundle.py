@@ -21,14 +21,10 @@ _SLICE = 512
 class Features(Protocol):
     """The inputs of some records, fetched many at a time."""
 
-    def __len__(self) -> int:
-        """Number of records."""
-        ...
+    def __len__(self) -> int: ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one record."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
     def batch(self, indices: Tensor) -> Tensor:
         """The records at these indices, stacked, as the model eats them."""
@@ -51,7 +47,6 @@ class PixelScale:
 
     @classmethod
     def from_moments(cls, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScale:
-        """Bytes to (value/255 - mean) / std."""
         return cls(tuple(1 / (255 * s) for s in std), tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
 
@@ -105,7 +100,6 @@ class Dense:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one record."""
         return tuple(self.values.shape[1:])
 
     def batch(self, indices: Tensor) -> Tensor:
@@ -157,7 +151,6 @@ class Sparse:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one record."""
         return (self.width,)
 
     def batch(self, indices: Tensor) -> Tensor:
@@ -238,7 +231,6 @@ class Split(Dataset[tuple[Tensor, Tensor]]):
         return [int(found) for found in torch.bincount(self.targets.long(), minlength=classes)]
 
     def select(self, indices: Tensor) -> Split:
-        """The records at these indices."""
         units = None if self.units is None else self.units[indices]
         return Split(self.features.select(indices), self.targets[indices], units)
 
@@ -289,7 +281,6 @@ class DataBundle:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
         return self.train.features.shape
 
     def validated(self, fraction: float = 0.1, seed: int = 0) -> DataBundle:
@@ -333,7 +324,6 @@ class Mirrored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one picture."""
         return self.pictures.shape
 
     def batch(self, indices: Tensor) -> Tensor:

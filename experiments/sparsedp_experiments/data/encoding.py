@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -39,7 +38,6 @@ class CodeRange:
 
     @property
     def size(self) -> int:
-        """Number of classes."""
         return self.last - self.first + 1
 
 
@@ -93,169 +91,104 @@ MISSING = "?"
 Table = Mapping[str, Sequence[str]]
 
 
-class ColumnRule(Protocol):
-    """A rule from columns to `width` numbers per row."""
+@dataclass(frozen=True, slots=True)
+class ColumnRule:
+    """A rule from a column, or a few, to as many numbers per row as it has names: one unless told otherwise."""
+
+    column: str
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """How many numbers it makes of a row."""
-        ...
+        return (self.column,)
 
     def names(self) -> list[str]:
-        """A name for each of them."""
-        ...
+        return [self.column]
 
     def encode(self, table: Table) -> sparse.csr_array:
-        """The non-zeros of every row."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Category:
+class Category(ColumnRule):
     """One-hot over a public list, plus one slot for any value not on it.
 
     A missing value, and one in `silent` (such as a drug not given), is all zeros.
     """
 
-    column: str
     levels: tuple[str, ...]
     silent: tuple[str, ...] = ()
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
-        return (self.column,)
-
-    @property
-    def width(self) -> int:
-        """Levels and the slot for others."""
-        return len(self.levels) + 1
-
     def names(self) -> list[str]:
-        """column=level."""
         return [f"{self.column}={level}" for level in (*self.levels, "other")]
 
     def encode(self, table: Table) -> sparse.csr_array:
-        """A one per row."""
         place = {level: slot for slot, level in enumerate(self.levels)}
-        return _one_hot(
-            table[self.column],
-            lambda value: place.get(value, len(self.levels)),
-            {MISSING, *self.silent},
-            self.width,
-        )
-
-
-class _OneNumber:
-    """A column that becomes one number."""
-
-    __slots__ = ()
-    column: str
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
-        return (self.column,)
-
-    @property
-    def width(self) -> int:
-        """One."""
-        return 1
-
-    def names(self) -> list[str]:
-        """The column."""
-        return [self.column]
+        slots, silent = len(self.levels), {MISSING, *self.silent}
+        return _one_hot(table[self.column], lambda value: place.get(value, slots), silent, slots + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Ordinal(_OneNumber):
+class Ordinal(ColumnRule):
     """Ordered levels as one number: k/n for the k-th of n; missing, silent and unknown values are 0."""
 
-    column: str
     levels: tuple[str, ...]
     silent: tuple[str, ...] = ()
 
     def encode(self, table: Table) -> sparse.csr_array:
-        """A number in (0, 1] for each known level."""
         rank = {level: (k + 1) / len(self.levels) for k, level in enumerate(self.levels)}
         values = np.array([rank.get(value, 0.0) for value in table[self.column]], dtype=np.float32)
         return sparse.csr_array(values[:, None])
 
 
 @dataclass(frozen=True, slots=True)
-class Number(_OneNumber):
+class Number(ColumnRule):
     """A number clamped to public bounds and mapped to [0, 1], on a logarithmic scale if asked."""
 
-    column: str
     low: float
     high: float
     logarithmic: bool = False
 
     def encode(self, table: Table) -> sparse.csr_array:
-        """Clamped and scaled."""
         try:
             raw = np.array([math.nan if value == MISSING else float(value) for value in table[self.column]])
         except ValueError as error:
             raise DataError(f"column {self.column}: {error}; expected a number or {MISSING!r}") from error
-        share = (np.clip(np.nan_to_num(raw, nan=self.low), self.low, self.high) - self.low) / (
-            self.high - self.low
-        )
+        reach = self.high - self.low
+        share = (np.clip(np.nan_to_num(raw, nan=self.low), self.low, self.high) - self.low) / reach
         if self.logarithmic:
-            share = np.log1p(share * (self.high - self.low)) / math.log1p(self.high - self.low)
+            share = np.log1p(share * reach) / math.log1p(reach)
         return sparse.csr_array(share.astype(np.float32)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class Hashed(ColumnRule):
     """One-hot over a fixed number of buckets, for a column whose levels no public list gives."""
 
-    column: str
     buckets: int
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
-        return (self.column,)
-
-    @property
-    def width(self) -> int:
-        """The buckets."""
-        return self.buckets
-
     def names(self) -> list[str]:
-        """column#bucket."""
         return [f"{self.column}#{bucket}" for bucket in range(self.buckets)]
 
     def encode(self, table: Table) -> sparse.csr_array:
-        """A one per row."""
-        return _one_hot(
-            table[self.column], lambda value: zlib.crc32(value.encode()) % self.buckets, {MISSING}, self.width
-        )
+        def bucket(value: str) -> int:
+            return zlib.crc32(value.encode()) % self.buckets
+
+        return _one_hot(table[self.column], bucket, {MISSING}, self.buckets)
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnoses:
-    """Which ICD-9 codes occur in any of some columns."""
-
-    columns: tuple[str, ...]
+class Diagnoses(ColumnRule):
+    """Which ICD-9 codes occur in any of some columns, named with a slash between them."""
 
     @property
-    def width(self) -> int:
-        """The public code ranges."""
-        return ICD9_SLOTS
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.column.split("/"))
 
     def names(self) -> list[str]:
-        """columns=code."""
-        return [f"{'/'.join(self.columns)}={icd9_name(slot)}" for slot in range(ICD9_SLOTS)]
+        return [f"{self.column}={icd9_name(slot)}" for slot in range(ICD9_SLOTS)]
 
     def encode(self, table: Table) -> sparse.csr_array:
-        """A one per distinct code of the row."""
-        parts = [_one_hot(table[column], icd9_slot, {MISSING}, self.width) for column in self.columns]
+        parts = [_one_hot(table[column], icd9_slot, {MISSING}, ICD9_SLOTS) for column in self.columns]
         return sum(parts[1:], parts[0]).sign()
 
 

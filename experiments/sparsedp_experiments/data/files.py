@@ -60,7 +60,6 @@ class Search:
     remedy: str
 
     def places(self, root: Path | str | None) -> list[Path]:
-        """Every folder to look in, in order."""
         return [base / folder for base in search_roots(root) for folder in (*self.folders, ".")]
 
     def first(self, candidates: Sequence[str], root: Path | str | None) -> Path | None:

@@ -47,7 +47,6 @@ class PublicFiles:
 
     @property
     def search(self) -> Search:
-        """Where its files are looked for."""
         downloadable = any(file.url for files in self.forms.values() for file in files)
         command = (
             f"`python -m sparsedp_experiments data get {self.name}` downloads it. " if downloadable else ""
@@ -92,7 +91,6 @@ class DatasetRow:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of the options it takes."""
         return (*options_of(self.loader), *self._feature_options)
 
     @property

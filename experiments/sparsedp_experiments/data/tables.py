@@ -72,8 +72,8 @@ _NUMBERS: tuple[ColumnRule, ...] = (
 )
 _CODES: Mapping[str, tuple[ColumnRule, ...]] = MappingProxyType(
     {
-        "by position": tuple(Diagnoses((column,)) for column in ("diag_1", "diag_2", "diag_3")),
-        "pooled": (Diagnoses(("diag_1", "diag_2", "diag_3")),),
+        "by position": tuple(map(Diagnoses, ("diag_1", "diag_2", "diag_3"))),
+        "pooled": (Diagnoses("diag_1/diag_2/diag_3"),),
     }
 )
 _ORDERS: Mapping[str, tuple[ColumnRule, ...]] = MappingProxyType(

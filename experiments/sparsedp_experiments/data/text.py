@@ -52,7 +52,6 @@ class HashedTexts:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> HashedTexts:
-        """Tokenise and hash."""
         known: dict[str, int] = {}
         flat: list[Hashes] = []
         starts = [0]

@@ -82,12 +82,10 @@ class Releases:
         self._kept: list[Tensor] = []
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
-        """Keep a step's."""
         if isinstance(event, StepReport):
             self._kept.append(event.released.mean.detach().to("cpu", torch.float32))
 
     def stacked(self) -> Tensor:
-        """All of them, float64."""
         return torch.stack(self._kept).double()
 
 
@@ -330,7 +328,6 @@ class Messages:
         self.values: list[bytes] = []
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
-        """Encode a step's."""
         if isinstance(event, StepReport) and event.phase == self._phase:
             self.supports.append(event.released.support)
             self.values.append(encode_values(event.released.mean))

@@ -97,7 +97,6 @@ class EncoderBlock(nn.Module):
         self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: Tensor, keep: Tensor) -> Tensor:
-        """Both residual branches."""
         attended: Tensor = hidden + self.attention(self.norm_attention(hidden), keep)
         out: Tensor = attended + self.perceptron(self.norm_perceptron(attended))
         return out

@@ -64,7 +64,6 @@ class LeastSquares(nn.Module):
 
     @property
     def record_norm(self) -> float:
-        """The norm of what one record adds."""
         return math.sqrt(1.0 + BALANCE**2 * (1.0 - 1.0 / self.classes))
 
     def add_noise(self, std: float) -> None:

@@ -74,7 +74,6 @@ class MaxPool2d(nn.MaxPool2d):
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The largest of each window."""
         usual = inputs.dim() != 4 or inputs.device.type != "cpu"
         laid_out = inputs if usual else inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         pooled: Tensor = super().forward(laid_out)
@@ -170,7 +169,6 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Conv2d(channels, width, kernel_size=1, stride=stride)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Residual plus shortcut."""
         out: Tensor = self.residual(inputs) + self.shortcut(inputs)
         return out
 
@@ -236,7 +234,6 @@ class Bypassed(nn.Module):
         self.network, self.linear, self.scale = network, linear, scale
 
     def forward(self, features: Tensor) -> Tensor:
-        """One row of logits for each record."""
         logits: Tensor = self.network(features) + self.linear(self.scale * features)
         return logits
 

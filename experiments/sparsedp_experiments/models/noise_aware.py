@@ -47,7 +47,6 @@ class AdamBC(ElementwiseOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move by the gradients there are."""
         for group, parameter, gradient in _moving(self):
             state, (first, second) = self.state[parameter], group["betas"]
             if not state:
@@ -86,7 +85,6 @@ class LowPassSGD(ElementwiseOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move by the gradients there are."""
         for group, parameter, gradient in _moving(self):
             state, stays = self.state[parameter], group["a"]
             if not state:

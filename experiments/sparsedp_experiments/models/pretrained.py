@@ -78,7 +78,6 @@ class Residual(nn.Module):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the body makes of x to x."""
         moved: Tensor = x + self.body(x)
         return moved
 
@@ -409,7 +408,6 @@ class WordVectors:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
         return self._table.shape[1]
 
     def means(self, texts: Sequence[str]) -> Tensor:

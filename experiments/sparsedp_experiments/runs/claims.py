@@ -94,7 +94,6 @@ class Evidence:
         return (*first, *((-weight, {**labels, **self.less_at}) for weight, labels in gap))
 
     def excludes(self, place: Cell) -> bool:
-        """Whether a place does not count."""
         return any(place.get(axis, wanted[0]) not in wanted for axis, wanted in self.only.items())
 
 

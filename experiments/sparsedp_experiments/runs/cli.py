@@ -376,42 +376,30 @@ def compare(
     if "dataset" not in base:
         raise SparseDPError("give --dataset (`data` lists them), or --config FILE with one")
     from sparsedp_experiments.runs.grid import comparison
-
-    name = f"compare-{Path(str(base['dataset'])).stem}"
-    experiment = comparison(name, base, listed(methods), numbers(epsilons, "epsilons"), seeds, metric)
-    run_comparison(experiment, out or Path("runs") / name, _processes(workers), as_json)
-
-
-def run_comparison(experiment: Any, out: Path, workers: int, as_json: bool) -> None:
-    """Run a comparison in a folder and show its table."""
-    from sparsedp_experiments.runs.grid import claim
     from sparsedp_experiments.runs.pool import Workplace
     from sparsedp_experiments.runs.results import UNRESOLVED, Results, verdict
 
-    runs = experiment.runs()
-    claim(out, experiment)
-    place = Workplace(Results(out / "records.jsonl", experiment.name), out, keep_runs=True, workers=workers)
+    name = f"compare-{Path(str(base['dataset'])).stem}"
+    experiment = comparison(name, base, listed(methods), numbers(epsilons, "epsilons"), seeds, metric)
+    folder, runs, processes = out or Path("runs") / name, experiment.runs(), _processes(workers)
+    place = Workplace(Results(folder / "records.jsonl", name), folder, keep_runs=True, workers=processes)
     status = run_on_screen(experiment, runs, place, as_json)
     if as_json:
-        print_json({**_summary(experiment, status, place), "out": str(out)})
+        print_json({**_summary(experiment, status, place), "out": str(folder)})
     else:
         screen, rows = stdout_console(False), rows_of(experiment, status)
         said = {
-            ", ".join(row.cell.values()): verdict(row.difference, experiment.metric)
-            for row in rows
-            if row.difference is not None
+            ", ".join(row.cell.values()): verdict(row.difference, metric) for row in rows if row.difference
         }
         resolved = "; ".join(f"{cell} is {found}" for cell, found in said.items() if found != UNRESOLVED)
-        baseline = experiment.contrast.baseline
         screen.print(results_table(experiment, rows))
         screen.print(
-            f"Against {baseline}, at 95 %, one cell at a time: {resolved or 'no difference is resolved'}."
+            f"Against {experiment.contrast.baseline}, at 95 %, one cell at a time: "
+            f"{resolved or 'no difference is resolved'}.\nMean ± standard deviation at the final epoch on held-out "
+            "data, which is outside the guarantee; paired difference with its 95 % interval; epsilon spent. Seeded "
+            "runs are not for release."
         )
-        screen.print(
-            "Mean ± standard deviation at the final epoch on held-out data, which is outside the guarantee; paired "
-            "difference with its 95 % interval; epsilon spent. Seeded runs are not for release."
-        )
-        screen.print(f"Runs: {place.runs}", soft_wrap=True)
+        screen.print(f"Runs: {folder}", soft_wrap=True)
     if status.failures:
         raise typer.Exit(Exit.FAILED_RUNS)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -33,13 +31,11 @@ from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_fo
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import RunMetadata
-from sparsedp.training.data import extract_features
 from sparsedp.training.fit import fit, public_weights
 from sparsedp.training.normalization import Normalised
 from sparsedp_experiments import data as datasets
 from sparsedp_experiments.data import DATASETS
-from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
-from sparsedp_experiments.data.files import Arrays, cached_arrays
+from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.registry import public_checksum
 from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
@@ -303,10 +299,8 @@ def execute(
     if isinstance(model, LeastSquares):
         callbacks = (*callbacks, keep_noise_down(model))
     optimizer = optimizer_of(found)
-    whole, named = model, about(found, bundle)
-    if found.cache_features:
-        model, bundle = _head_on_features(model, bundle)
-    result = fit(
+    named = about(found, bundle)
+    return fit(
         model,
         bundle.train,
         loss_of(model),
@@ -323,11 +317,10 @@ def execute(
         public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
-        metadata=replace(named, schema={**(named.schema or {}), **public_weights(whole)}),
+        metadata=replace(named, schema={**(named.schema or {}), **public_weights(model)}),
         **found.training(),
         **found.of_the_plan(),
     )
-    return replace(result, model=whole.eval()) if found.cache_features else result
 
 
 def loss_of(model: nn.Module) -> nn.Module | PerExampleLoss:
@@ -378,37 +371,6 @@ def _in_one_release(settings: Settings, model: LeastSquares, units: int) -> Sett
         batch_size=settings.batch_size or units,
         clip_norm=settings.clip_norm or model.record_norm,
     )
-
-
-def _head_on_features(model: nn.Module, bundle: DataBundle) -> tuple[nn.Module, DataBundle]:
-    """The part of a network that is trained, and the data as the frozen part below it gives them."""
-    parts = list(model.named_children()) if isinstance(model, nn.Sequential) else []
-    trained = [any(p.requires_grad for p in part.parameters()) for _, part in parts]
-    cut = trained.index(True) if any(trained) else 0
-    if not any(True for _, part in parts[:cut] for _ in part.parameters()):
-        raise ModelError(
-            f"cache_features: got a {type(model).__name__}, expected an nn.Sequential whose first parts are frozen"
-        )
-    body, head = (nn.Sequential(OrderedDict(some)) for some in (parts[:cut], parts[cut:]))
-    return head, replace(
-        bundle,
-        train=replace(bundle.train, features=Dense(_features(body, bundle, "train"))),
-        test=replace(bundle.test, features=Dense(_features(body, bundle, "test"))),
-    )
-
-
-def _features(body: nn.Module, bundle: DataBundle, side: str) -> Tensor:
-    """Of one side; on disk for data that has a fingerprint."""
-    split = bundle.train if side == "train" else bundle.test
-
-    def make() -> Arrays:
-        return {"features": extract_features(body, split).tensors[0].float().numpy()}
-
-    if bundle.fingerprint is None:
-        return torch.from_numpy(make()["features"])
-    weights = b"".join(value.cpu().numpy().tobytes() for value in body.state_dict().values())
-    key = f"{bundle.fingerprint}|{side}|{body}|{hashlib.sha256(weights).hexdigest()}"
-    return torch.from_numpy(cached_arrays(key, ("features",), make)["features"])
 
 
 def about(settings: Settings, bundle: DataBundle) -> RunMetadata:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsedp._files import read_json, write_json
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import get_method
 from sparsedp_experiments.runs.settings import ABLATIONS, KINDS, Settings, checked
@@ -99,7 +98,6 @@ class GridRun:
 
     @property
     def title(self) -> str:
-        """For a person."""
         axes = ", ".join(
             f"{label if axis == 'method' else f'{axis} {label}'}" for axis, label in self.cell.items()
         )
@@ -411,10 +409,6 @@ def _contrast(value: Any, axes: Sequence[GridAxis]) -> Contrast:
     return found
 
 
-BASELINE = "dp-sgd"
-_CLAIM = "comparison.json"
-
-
 def comparison(
     name: str,
     base: Mapping[str, Any],
@@ -453,31 +447,3 @@ def comparison(
         },
         name,
     )
-
-
-def claim(out: Path, experiment: Experiment) -> None:
-    """Make a folder this comparison's, or check that it is: two with different settings in one folder mislead.
-
-    Raises:
-        SparseDPError: it holds another comparison, or something else, or cannot be written.
-    """
-    file = out / _CLAIM
-    mine = {"base": dict(experiment.base), "rules": [_rule_json(rule) for rule in experiment.rules]}
-    if file.exists():
-        if read_json(file) != mine:
-            raise SparseDPError(
-                f"out: {out} holds a comparison with other settings; give another folder, or the same settings"
-            )
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SparseDPError(f"out: there is something at {out} already; give another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(file, mine)
-    except OSError as error:
-        raise SparseDPError(f"out: cannot write to {out} ({error}); give another folder") from error
-
-
-def _rule_json(rule: Any) -> dict[str, Any]:
-    where = {axis: list(labels) for axis, labels in rule.where.items()}
-    return {"where": where, "set": None if rule.change is None else dict(rule.change)}

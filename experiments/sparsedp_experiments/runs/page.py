@@ -260,7 +260,6 @@ class Gain:
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
         return float(np.mean(self.seeds))
 
 

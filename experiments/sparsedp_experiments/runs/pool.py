@@ -117,7 +117,6 @@ class Workplace:
     threads: int = 1
 
     def folder(self, run: GridRun) -> Path:
-        """A run's directory."""
         return self.runs / run.name
 
     def tidy(self, run: GridRun) -> None:
@@ -138,7 +137,6 @@ class Status:
 
     @property
     def left(self) -> int:
-        """Runs not done and not failed."""
         return self.total - len(self.records) - len(self.failures)
 
 
@@ -221,8 +219,8 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
     """
     require_one_process("a comparison")
     status = Status(len(runs))
-    make_file(place.results.path)
     with alone_in(place.runs):
+        make_file(place.results.path)
         for number, run in enumerate(runs):
             record = place.results.find(run)
             if record is not None:

@@ -106,7 +106,6 @@ class Results:
         return self._rows()[digest]
 
     def keep(self, record: Record) -> None:
-        """Append a run's record."""
         append_row(self.path, record)
 
     def stale(self, runs: Iterable[GridRun]) -> tuple[str, ...]:
@@ -265,7 +264,6 @@ class Row:
     active_ratio: float
 
     def to_json(self, metric: str) -> dict[str, Any]:
-        """As JSON values."""
         return {
             **asdict(self),
             "cell": dict(self.cell),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
@@ -53,54 +52,30 @@ class Kind:
         return found
 
 
-def _number(value: Any) -> float | None:
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if plain and not math.isnan(value) else None
+def _plain_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _finite(value: Any) -> float | None:
-    found = _number(value)
-    return found if found is not None and math.isfinite(found) else None
+def _number(holds: Callable[[float], bool] = lambda _: True) -> Callable[[Any], float | None]:
+    return lambda value: (
+        float(value) if _plain_number(value) and math.isfinite(value) and holds(value) else None
+    )
 
 
-def _finite_where(holds: Callable[[float], bool]) -> Callable[[Any], float | None]:
-    def read(value: Any) -> float | None:
-        found = _finite(value)
-        return found if found is not None and holds(found) else None
-
-    return read
+def _whole(least: int) -> Callable[[Any], int | None]:
+    return lambda value: value if type(value) is int and value >= least else None
 
 
 def _budget(value: Any) -> float | None:
-    found = math.inf if value == "inf" else _number(value)
-    return found if found is not None and found > 0 else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _count(value: Any) -> int | None:
-    return _whole(value) or None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _ratio(value: Any) -> float | str | None:
-    return value if value == "auto" else _finite(value)
+    found = math.inf if value == "inf" else value
+    return float(found) if _plain_number(found) and found > 0 else None
 
 
 def _bounds(value: Any) -> float | tuple[float, ...] | None:
     if not isinstance(value, (list, tuple)):
-        return _finite(value)
-    both = [_finite(part) for part in value]
-    return tuple(part for part in both if part is not None) if len(both) == 2 and None not in both else None
+        return NUMBER.read(value)
+    both = tuple(NUMBER.read(part) for part in value)
+    return both if len(both) == 2 and None not in both else None
 
 
 def _read_table(value: Any) -> FrozenMap | None:
@@ -108,26 +83,17 @@ def _read_table(value: Any) -> FrozenMap | None:
     return FrozenMap(value) if fits else None
 
 
-TEXT = Kind("a name", _text)
-FLAG = Kind("true or false", _flag)
-NUMBER = Kind("a number", _finite)
-POSITIVE = Kind("a number > 0", _finite_where(lambda value: value > 0))
-NOT_NEGATIVE = Kind("a number >= 0", _finite_where(lambda value: value >= 0))
-DECAY = Kind("a number in [0, 1)", _finite_where(lambda value: 0 <= value < 1))
-WHOLE = Kind("a whole number >= 0", _whole)
-COUNT = Kind("a whole number >= 1", _count)
-CHANCE = Kind("a number between 0 and 1", _finite_where(lambda value: 0 < value < 1))
+TEXT = Kind("a name", lambda value: value if isinstance(value, str) and value else None)
+NUMBER = Kind("a number", _number())
+POSITIVE = Kind("a number > 0", _number(lambda value: value > 0))
+NOT_NEGATIVE = Kind("a number >= 0", _number(lambda value: value >= 0))
+DECAY = Kind("a number in [0, 1)", _number(lambda value: 0 <= value < 1))
+CHANCE = Kind("a number between 0 and 1", _number(lambda value: 0 < value < 1))
+WHOLE = Kind("a whole number >= 0", _whole(0))
+COUNT = Kind("a whole number >= 1", _whole(1))
 BUDGET = Kind("a finite number > 0, or inf for a method that is not private", _budget)
-RATIO = Kind('a share in (0, 1], or "auto"', _ratio)
 BOUNDS = Kind("a number, or two: for the warm-up and for the main phase", _bounds)
 TABLE = Kind("a table of names and values", _read_table)
-
-
-def choice(*options: str) -> Kind:
-    """One of a few words."""
-    return Kind(f"one of {', '.join(options)}", lambda value: value if value in options else None)
-
-
 _NOTHING = FrozenMap({})
 
 LEAST_SQUARES = "least-squares"
@@ -141,79 +107,51 @@ _ONE_RELEASE: Mapping[str, Value] = {"epochs": 1, "momentum": 0.0, "lr": 1.0}
 """Least squares is one step over all units, of length one; its clip norm follows from the classes (`execute`)."""
 
 
+def _choice(*options: str) -> Kind:
+    return Kind(f"one of {', '.join(options)}", lambda value: value if value in options else None)
+
+
+def _of(kind: Kind, default: Any = None) -> Any:
+    """A setting of a kind, None where nobody asks for anything else."""
+    return field(default=default, metadata={"kind": kind})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that decides what a run does. None leaves the choice to the data set's recipe, then to `fit`.
+    """Everything that decides what a run does. None leaves the choice to the data set's recipe, then to `fit`."""
 
-    Attributes:
-        dataset: a name (`python -m sparsedp_experiments data` lists them).
-        data_options: arguments of the loader, such as `prevalence` or `groups`.
-        validation: share of the training units to evaluate on instead of the test set.
-        subset: use only so many units of each side, chosen by a public seed.
-        model: a name from the models table.
-        model_options: arguments of the model, such as `hidden` or `activation`.
-        method: a name from `sparsedp methods`, or "auto": dense or sparse, by public numbers.
-        active_ratio: share of the coordinates trained, or "auto".
-        options: further changes to the method.
-        epsilon: the budget; inf for an ablation.
-        delta: of the guarantee.
-        accountant: "pld", "rdp" or "rdp-classic".
-        unit: "row" to protect rows of a data set that knows whose they are.
-        rows_per_unit: rows drawn of a sampled unit.
-        epochs: passes over the data.
-        batch_size: expected number of units in a batch.
-        clip_norm: bound on a unit's gradient; a pair is for warm-up and main phase.
-        noise_std: noise on the sum of gradients, for `noisy-sgd` only.
-        normalise: normalise the inputs privately: `noise_multiplier` and `clip_norm` of that release.
-        warmup_fraction: share of the steps of a two-phase method's warm-up.
-        selection_budget: share of epsilon that a selection with a release of its own may cost alone.
-        phase1_budget: share of epsilon the warm-up alone may cost; None for equal noise.
-        public_scores: an .npz or .safetensors file of public scores by parameter name, for the ranking `given`.
-        optimizer: "sgd", "adam", "adamw", "adam-bc" or "low-pass".
-        lr: learning rate.
-        momentum: of SGD.
-        weight_decay: of the optimizer.
-        scheduler: "constant", "cosine" or "linear", over all steps.
-        ema_decay: average the weights.
-        engine: "bookkeeping" or "reference".
-        max_physical_batch: most rows loaded at once.
-        cache_features: run the model's frozen first parts once, and keep what they give in the user's cache.
-        seed: makes the run reproducible, and not for release.
-    """
-
-    dataset: str
-    data_options: FrozenMap = _NOTHING
-    validation: float | None = None
-    subset: int | None = None
-    model: str | None = None
-    model_options: FrozenMap = _NOTHING
-    method: str = METHOD
-    active_ratio: float | Literal["auto"] | None = None
-    options: FrozenMap = _NOTHING
-    epsilon: float | None = None
-    delta: float | None = None
-    accountant: str = ACCOUNTANT
-    unit: str | None = None
-    rows_per_unit: int = 1
-    epochs: int | None = None
-    batch_size: int | None = None
-    clip_norm: float | tuple[float, float] | None = None
-    noise_std: float | None = None
-    normalise: FrozenMap = _NOTHING
-    warmup_fraction: float = WARMUP_FRACTION
-    selection_budget: float | None = None
-    phase1_budget: float | None = None
-    public_scores: str | None = None
-    optimizer: str = "sgd"
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float = 0.0
-    scheduler: str = "constant"
-    ema_decay: float | None = None
-    engine: str = "bookkeeping"
-    max_physical_batch: int | None = None
-    cache_features: bool | None = None
-    seed: int | None = None
+    dataset: str = field(metadata={"kind": TEXT})  # a name that `data` lists
+    data_options: FrozenMap = _of(TABLE, _NOTHING)  # arguments of the loader, such as `groups`
+    validation: float | None = _of(NUMBER)  # share of the training units to evaluate on, not the test set
+    subset: int | None = _of(COUNT)  # only so many units of each side, chosen by a public seed
+    model: str | None = _of(TEXT)  # a name of `models.MODELS`
+    model_options: FrozenMap = _of(TABLE, _NOTHING)  # arguments of the model, such as `hidden`
+    method: str = _of(TEXT, METHOD)  # a name of `sparsedp methods`, or "auto"
+    active_ratio: float | None = _of(NUMBER)  # share of the coordinates trained
+    options: FrozenMap = _of(TABLE, _NOTHING)  # further changes to the method
+    epsilon: float | None = _of(BUDGET)  # inf for an ablation
+    delta: float | None = _of(CHANCE)
+    accountant: str = _of(_choice("pld", "rdp", "rdp-classic"), ACCOUNTANT)
+    unit: str | None = _of(_choice("row"))  # "row" protects rows of a data set that knows whose they are
+    rows_per_unit: int = _of(COUNT, 1)  # rows drawn of a sampled unit
+    epochs: int | None = _of(COUNT)
+    batch_size: int | None = _of(COUNT)  # expected number of units
+    clip_norm: float | tuple[float, float] | None = _of(BOUNDS)  # a pair is for warm-up and main phase
+    noise_std: float | None = _of(NUMBER)  # on the sum of gradients, for `noisy-sgd` only
+    normalise: FrozenMap = _of(TABLE, _NOTHING)  # `noise_multiplier` and `clip_norm` of that release
+    warmup_fraction: float = _of(NUMBER, WARMUP_FRACTION)  # share of the steps of a warm-up
+    selection_budget: float | None = _of(NUMBER)  # share of epsilon of a selection's own release
+    phase1_budget: float | None = _of(NUMBER)  # share of epsilon of the warm-up alone; None: equal noise
+    public_scores: str | None = _of(TEXT)  # an .npz or .safetensors file by parameter name, for `given`
+    optimizer: str = _of(_choice("sgd", "adam", "adamw", "adam-bc", "low-pass"), "sgd")
+    lr: float | None = _of(POSITIVE)
+    momentum: float | None = _of(DECAY)  # of SGD
+    weight_decay: float = _of(NOT_NEGATIVE, 0.0)
+    scheduler: str = _of(_choice("constant", "cosine", "linear"), "constant")  # over all steps
+    ema_decay: float | None = _of(NUMBER)  # average the weights
+    engine: str = _of(_choice("bookkeeping", "reference"), "bookkeeping")
+    max_physical_batch: int | None = _of(COUNT)  # most rows loaded at once
+    seed: int | None = _of(WHOLE)  # makes the run reproducible, and not for release
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
@@ -224,7 +162,7 @@ class Settings:
         """
         found = {name: checked(name, value) for name, value in values.items()}
         if "dataset" not in found:
-            raise SparseDPError("dataset: not given; name one (`sparsedp data` lists them)")
+            raise SparseDPError("dataset: not given; name one (`data` lists them)")
         return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
@@ -342,43 +280,7 @@ def _plain(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "dataset": TEXT,
-        "data_options": TABLE,
-        "validation": NUMBER,
-        "subset": COUNT,
-        "model": TEXT,
-        "model_options": TABLE,
-        "method": TEXT,
-        "active_ratio": RATIO,
-        "options": TABLE,
-        "epsilon": BUDGET,
-        "delta": CHANCE,
-        "accountant": choice("pld", "rdp", "rdp-classic"),
-        "unit": choice("row"),
-        "rows_per_unit": COUNT,
-        "epochs": COUNT,
-        "batch_size": COUNT,
-        "clip_norm": BOUNDS,
-        "noise_std": NUMBER,
-        "normalise": TABLE,
-        "warmup_fraction": NUMBER,
-        "selection_budget": NUMBER,
-        "phase1_budget": NUMBER,
-        "public_scores": TEXT,
-        "optimizer": choice("sgd", "adam", "adamw", "adam-bc", "low-pass"),
-        "lr": POSITIVE,
-        "momentum": DECAY,
-        "weight_decay": NOT_NEGATIVE,
-        "scheduler": choice("constant", "cosine", "linear"),
-        "ema_decay": NUMBER,
-        "engine": choice("bookkeeping", "reference"),
-        "max_physical_batch": COUNT,
-        "cache_features": FLAG,
-        "seed": WHOLE,
-    }
-)
+KINDS: Mapping[str, Kind] = {entry.name: entry.metadata["kind"] for entry in fields(Settings)}
 """Every setting and what it may be, in the order they are shown."""
 
 

@@ -73,7 +73,6 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Of the experiment."""
         return self.experiment.name
 
     @property
@@ -226,7 +225,6 @@ class Paper:
     tables: tuple[Table, ...]
 
     def table(self, name: str) -> Table:
-        """One of its tables."""
         return next(table for table in self.tables if table.id == name)
 
     def tables_for(self, study: str) -> list[Table]:

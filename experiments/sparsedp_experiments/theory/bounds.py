@@ -33,7 +33,6 @@ class ProjectedBound:
 
     @property
     def total(self) -> float:
-        """The bound."""
         return self.progress + self.clipping_bias + self.mini_batch + self.dp_noise
 
     def full_gradient(self, energy_capture: float) -> float:

@@ -81,7 +81,6 @@ class BytesSent:
 
     @property
     def share(self) -> float:
-        """Of dense traffic."""
         return (self.values + self.indices) / self.dense if self.dense else 1.0
 
 

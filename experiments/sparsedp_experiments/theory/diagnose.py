@@ -112,12 +112,10 @@ class Theory:
     best_rate_at_most: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         wire = {**asdict(self.wire), "per_step": self.wire.per_step, "share": self.wire.share}
         return {"odds": dict(self.odds), "wire": wire, "best_rate_at_most": self.best_rate_at_most}
 
     def lines(self) -> list[str]:
-        """In sentences."""
         said = [
             f"Ranking {name}: noise swaps an active and a frozen coordinate with chance {odds['energy']:.2g} by "
             f"energy, {odds['coherent']:.2g} by the coherent score (bound of Remark B.1: {odds['bernstein']:.2g})."
@@ -263,7 +261,6 @@ class _Findings:
     def draw(
         self, title: str, x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     ) -> None:
-        """Keep some lines over one axis."""
         series = [{"name": name, "x": list(xs), "y": list(ys)} for name, (xs, ys) in lines.items()]
         self.figures.append(
             {"title": title, "kind": "lines", "note": BANNER, "x": x, "y": y, "series": series}

@@ -52,7 +52,6 @@ class SnapshotFiles:
         self._steps: frozenset[int] | None = None
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
-        """Keep the weights if it is time."""
         if not isinstance(event, StepReport):
             return
         if self._steps is None:
@@ -80,7 +79,6 @@ class Snapshots:
         self.kept: list[Snapshot] = []
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
-        """Keep the weights if it is time."""
         if isinstance(event, StepReport) and event.step % self._every == 0:
             weights = self._layout.flatten(self._model)
             self.kept.append(Snapshot(event.step, event.phase, event.released.support, weights))
@@ -95,7 +93,6 @@ class FreezeCount:
         self._active = torch.zeros(dimension, dtype=torch.int64)
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
-        """Count a step."""
         if isinstance(event, StepReport):
             self.steps += 1
             self._active += event.released.support.mask()

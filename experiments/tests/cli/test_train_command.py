@@ -83,13 +83,6 @@ def test_a_metric_no_run_has_is_told_those_there_are():
         rows_of(asked, Status(1, records={0: {"metrics": {"loss": 1.0, "accuracy": 0.5}}}))
 
 
-def test_a_comparison_with_other_settings_gets_another_folder(monkeypatch, typed, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/compare-digits").mkdir(parents=True)
-    (tmp_path / "runs/compare-digits/comparison.json").write_text('{"base": {}, "rules": []}')
-    typed("compare", "--dataset", "digits").failed_with(Exit.USAGE, "other settings")
-
-
 def test_ctrl_c_stops_between_two_steps_and_says_how_to_go_on(stopped):
     done, step = stopped
     assert done.code == 130

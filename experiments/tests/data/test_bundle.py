@@ -16,21 +16,8 @@ from torch.utils.data import DataLoader
 from sparsedp._files import cache_dir
 from sparsedp.errors import DataError
 from sparsedp.loading import BatchFetch
-from sparsedp_experiments.data import (
-    CENTRED,
-    DATASETS,
-    SOURCES,
-    UNIT,
-    DataBundle,
-    Dense,
-    PixelScale,
-    Sparse,
-    Split,
-    get,
-    holdout,
-    load,
-    status,
-)
+from sparsedp_experiments.data import DATASETS, SOURCES, DataBundle, Dense, Split, get, load, status
+from sparsedp_experiments.data.bundle import CENTRED, UNIT, PixelScale, Sparse, holdout
 from sparsedp_experiments.data.files import cache_path, cached_arrays, fingerprint
 from sparsedp_experiments.data.registry import DIFFERENT, OFFICIAL, UNKNOWN, compare, public_checksum
 from sparsedp_experiments.data.spec import PublicFiles, SourceFile

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp_experiments.data import UNIT, DataBundle, Dense, Split, load, scattering_bundle
-from sparsedp_experiments.data.bundle import holdout, mirrored
+from sparsedp_experiments.data import DataBundle, Dense, Split, load, scattering_bundle
+from sparsedp_experiments.data.bundle import UNIT, holdout, mirrored
 from sparsedp_experiments.data.features import ANGLES, MAPS, Scattering, low_pass, morlet
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"

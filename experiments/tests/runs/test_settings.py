@@ -22,7 +22,7 @@ EVERYTHING = {
     "model": "mlp",
     "model_options": {"hidden": [8]},
     "method": "tp-coherent",
-    "active_ratio": "auto",
+    "active_ratio": 0.5,
     "options": {"granularity": "coordinates"},
     "epsilon": "inf",
     "delta": 1e-6,
@@ -46,7 +46,6 @@ EVERYTHING = {
     "public_scores": "scores.safetensors",
     "engine": "reference",
     "max_physical_batch": 64,
-    "cache_features": True,
     "seed": 3,
 }
 
