@@ -152,10 +152,10 @@ class Scattering:
         Sampling every second pixel is adding up the four aliases in the Fourier domain.
         """
         aliases = spectrum.reshape(len(spectrum), 1, 2, self._half, 2, self._half)
-        total = sum(
-            aliases[:, :, down, :, right] * self._coarse[down, right] for down in (0, 1) for right in (0, 1)
-        )
-        return torch.fft.ifft2(total).abs()
+        quarters = [(down, right) for down in (0, 1) for right in (0, 1)]
+        parts = [aliases[:, :, down, :, right] * self._coarse[down, right] for down, right in quarters]
+        moduli: Tensor = torch.fft.ifft2(parts[0] + parts[1] + parts[2] + parts[3]).abs()
+        return moduli
 
 
 def _aliases(filters: np.ndarray) -> np.ndarray:
@@ -168,7 +168,6 @@ logger = logging.getLogger(__name__)
 
 STEP = 512
 """Records computed at once."""
-
 
 Compute = Callable[[Tensor], Tensor]
 """The features of the records at some indices."""

@@ -42,7 +42,6 @@ class ModelSpec:
 
 _MNIST, _CIFAR, _SCATTERED, _TEXT = ((1, 28, 28), 10), ((3, 32, 32), 10), ((81, 7, 7), 10), ((256,), 2)
 
-
 MODELS: Mapping[str, ModelSpec] = MappingProxyType(
     {
         "mnist-cnn": ModelSpec(

@@ -71,7 +71,7 @@ def _budget(value: Any) -> float | None:
     return float(found) if _plain_number(found) and found > 0 else None
 
 
-def _bounds(value: Any) -> float | tuple[float, ...] | None:
+def _bounds(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         return NUMBER.read(value)
     both = tuple(NUMBER.read(part) for part in value)

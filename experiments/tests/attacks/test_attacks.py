@@ -176,7 +176,6 @@ def test_freezing_more_always_hurts_the_attacker():
 
 LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 
-
 TARGET = torch.tensor(1)
 
 

@@ -136,7 +136,6 @@ def test_a_run_is_audited_as_it_was_planned(typed, run_copy):
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-
 SMALL = ("--dataset", "digits", "--epochs", "4", "--set", "subset=150", "--batch-size", "30", "--seed", "1")
 
 

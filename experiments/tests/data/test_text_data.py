@@ -166,7 +166,6 @@ def test_the_real_reviews_are_complete_and_balanced(real_data):
 
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 
-
 VECTORS = "weights/l2_supercat_256.safetensors"
 
 

@@ -46,19 +46,12 @@ INPUT_SHAPES = {
     "transformer": (9,),
 }
 
-
 TOKEN_MODELS = {"embedding-bag", "transformer"}
 
-
 MOST_CLASSES = {"factorization": 2}
-
-
 """A factorization machine scores one thing: liked or not, clicked or not."""
 
-
 MAPPED = [name for name in MODELS if name not in {"least-squares", "factorization"}]
-
-
 """Least squares is trained by moments, not logits (test_least_squares.py); vmap has no rule for an EmbeddingBag."""
 
 

@@ -50,10 +50,7 @@ where = {{ method = "tp-topk" }}
 set = {{ lr = 2.0 }}
 """
 
-
 Score = Callable[[dict[str, str], int], float | None]
-
-
 """The metric of a cell and seed; None if that run is not done."""
 
 
@@ -116,7 +113,6 @@ def record_of(experiment: str, run: Any, metrics: dict[str, float | None], varia
 
 
 NOISE = np.random.default_rng(0).normal(0, 0.01, (2, 3, 10))
-
 
 LEARNED = Evidence("small", ({"method": "tp-topk"},), ({"method": "tp-rand"},))
 

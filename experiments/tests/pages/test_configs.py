@@ -21,16 +21,10 @@ from sparsedp_experiments.runs.tables import PAPER_NAMES, label, number_for, rea
 
 NAMES = sorted(committed_families())
 
-
 SMOKE = {"subset": 64, "batch_size": 16}
-
-
 """As `sparsedp sweep --smoke`, on fewer records."""
 
-
 SLOW = {"eyepacs": {"subset": 12, "batch_size": 6}, "eyepacs-natural": {"subset": 12, "batch_size": 6}}
-
-
 """Fewer still where a picture takes long."""
 
 

@@ -28,7 +28,6 @@ from tables_of_people import ADULT_ROW
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-
 TINY = {"dataset": "digits", "subset": 120, "epochs": 1, "batch_size": 30, "epsilon": 8.0, "seed": 0}
 
 
@@ -211,7 +210,6 @@ def test_least_squares_refuses_an_optimizer_that_does_not_add_up_releases(change
 
 
 MOMENTS = {"dataset": "digits", "model": "least-squares", "method": "auto", "epsilon": 8.0, "delta": 1e-5}
-
 
 LOGISTIC = {**MOMENTS, "model": "logistic", "epochs": 1}
 

@@ -96,8 +96,6 @@ def test_the_evaluator_agrees_with_scikit_learn_on_many_classes():
 
 
 T_TABLE = {2: 12.7062, 3: 4.3027, 5: 2.7764, 10: 2.2622, 30: 2.0452}
-
-
 """Two-sided 95 % points of Student's t for n values, from the printed tables."""
 
 
