@@ -507,11 +507,11 @@ class PrivateOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As the optimizer inside has it over all coordinates; those off the support have fresh state."""
-        return self._loop.trainer.optimizer_state_dict()
+        return self._loop.trainer.learner.optimizer_state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with the state that `state_dict` gave, here or in another run; state off the support is dropped."""
-        self._loop.trainer.load_optimizer_state_dict(state_dict)
+        self._loop.trainer.learner.load_optimizer_state_dict(state_dict)
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> NoReturn:
         """Refused: what is trained was planned."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from golden_content import content, sketch
-from golden_runs import digits, run
+from golden_runs import content, digits, run, sketch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -1,13 +1,16 @@
-"""Small seeded runs of every method, and of everything else that `fit` takes."""
+"""Small seeded runs of every method and of everything else that fit takes, and what they gave, as digests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from golden_content import content
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -17,9 +20,114 @@ from flat_settings import placed
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
 
+CLOSE = 1e-5
+
+"""How far a sketch may lie off, relative to the norm of the weights. Another engine's rounding moves it by 1e-8,
+another seed by 4e-3, five percent more budget by 3e-4."""
+
+
+def arithmetic() -> str:
+    """The digest of a few sums whose last bits depend on processor and libraries."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.rand(32, 3, 11, 11, generator=generator), torch.rand(7, 3, 3, 3, generator=generator)
+    convolved = torch.nn.functional.conv2d(x, w)
+    flat = convolved.flatten(1)
+    parts = (convolved, flat @ flat.T, flat.sum(0), flat.softmax(1).log(), flat.double().cos())
+    return _digest([torch.__version__, np.__version__, *(_bytes(part) for part in parts)])
+
+
+def content(
+    result: sparsedp.Result, out: Path | None, supports: Sequence[Tensor] | None = None
+) -> dict[str, Any]:
+    """What a run gave, by quantity. The supports of single steps are seen by an uninterrupted run alone."""
+    spans = [
+        [span.step, span.active, [span.by_parameter[n] for n in sorted(span.by_parameter)]]
+        for span in result.supports
+    ]
+    found: dict[str, Any] = {
+        "weights": weights_digest(result.model),
+        "sketch": sketch(result.model),
+        "support": _digest([_bytes(result.support.indices), spans]),
+        "metrics": _digest([_history(result), _values(result.metrics), _rounded(result.epsilon)]),
+    }
+    if out is not None:
+        found["ledger"] = _digest(charges(out))
+    if supports is not None:
+        found["supports by step"] = _digest([_bytes(support) for support in supports])
+    return found
+
+
+def weights_digest(model: nn.Module) -> str:
+    """The digest of every tensor of the model's state, in the model's order and without its names."""
+    return _digest([_bytes(value) for value in model.state_dict().values()])
+
+
+def sketch(model: nn.Module) -> list[float]:
+    """The norm of all weights, and their products with four waves of that norm."""
+    flat = torch.cat([value.detach().double().flatten() for value in model.state_dict().values()])
+    places = torch.arange(len(flat), dtype=torch.float64)
+    waves = [torch.cos(places * frequency) for frequency in (0.31, 0.97, 1.71, 2.63)]
+    return [float(flat.norm()), *(float(flat @ wave / wave.norm()) for wave in waves)]
+
+
+def sketches_agree(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether two sketches are of the same weights, up to rounding."""
+    return all(abs(a - b) <= CLOSE * max(second[0], 1e-6) for a, b in zip(first, second, strict=True))
+
+
+def charges(out: Path) -> list[list[object]]:
+    """What every step cost: the ledger's content, however it is cut into blocks."""
+    lines = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    blocks = [line for line in lines if line["kind"] == "block"]
+    phases = list(dict.fromkeys(block["phase"] for block in blocks))
+    return [
+        [phases.index(block["phase"]), step, block["sampling_rate"], block["noise_multiplier"]]
+        for block in blocks
+        for step in range(block["first_step"], block["first_step"] + block["steps"])
+    ]
+
+
+def _history(result: sparsedp.Result) -> list[list[object]]:
+    phases = list(dict.fromkeys(epoch.phase for epoch in result.history))
+    return [
+        [
+            epoch.epoch,
+            epoch.step,
+            phases.index(epoch.phase),
+            _rounded(epoch.epsilon),
+            epoch.active,
+            epoch.learning_rate,
+            _values(epoch.metrics),
+        ]
+        for epoch in result.history
+    ]
+
+
+def _values(metrics: Mapping[str, float | None]) -> list[float | None]:
+    """In the order of their names, without the counts of bytes that a network adds."""
+    return [metrics[name] for name in sorted(metrics) if "bytes" not in name]
+
+
+def _rounded(epsilon: float | None) -> str:
+    """Nine digits: the accountants' own last digits are not a run's behaviour."""
+    return "none" if epsilon is None or not math.isfinite(epsilon) else f"{epsilon:.9g}"
+
+
+def _bytes(tensor: Tensor) -> str:
+    plain = tensor.detach().cpu().contiguous()
+    return f"{plain.dtype} {list(plain.shape)} {plain.numpy().tobytes().hex()}"
+
+
+def _digest(value: Mapping[str, Any] | list[Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
 MODELS = ("linear", "cnn")
+
 BY_ROWS = ("adafest", "fest", "given")
+
 """Methods that also run on a table of rows: on the other models some of them have nothing to choose."""
+
 _ROWS, _HELD_OUT, _STOP_AFTER = 192, 64, 5
 
 
@@ -119,11 +227,15 @@ def _falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sch
 
 
 _PATIENTS = {"unit_ids": torch.arange(_ROWS) % 70, "unit_name": "patient", "batch_size": 20}
+
 _TWO_RELEASES = sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
+
 _ONE_RELEASE = sparsedp.PrivateNormalisation(
     noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=tuple(range(1, 60, 2))
 )
+
 _FLAT = {"model": "flat"}
+
 _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("pld", "dp-sgd", {"accountant": "pld"}),
     ("pld", "tp-topk", {"accountant": "pld"}),

@@ -13,9 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from golden_content import arithmetic, sketches_agree
 from golden_doors import ESTIMATOR, FEDERATED, estimator, federated, plans, two_ranks
-from golden_runs import cases, run
+from golden_runs import arithmetic, cases, run, sketches_agree
 
 FILE = Path(__file__).with_name("goldens.json")
 

@@ -16,9 +16,8 @@ import json
 
 import pytest
 import torch
-from golden_content import arithmetic, sketches_agree
 from golden_doors import ESTIMATOR, FEDERATED, RANKS, estimator, federated, plans, two_ranks
-from golden_runs import cases, run
+from golden_runs import arithmetic, cases, run, sketches_agree
 from make_goldens import FILE
 
 GOLDENS = json.loads(FILE.read_text())

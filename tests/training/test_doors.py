@@ -1,6 +1,12 @@
-"""Every door is the same run: `fit`, `Trainer` and `make_private` give equal bits, epsilons and refusals."""
+"""Every door is the same run, with equal bits, epsilons and refusals; and the public names are few."""
 
 from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +20,9 @@ from sparsedp.loading import DataConfig
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
+
 BUDGET = {"epsilon": 8.0, "delta": 1e-3, "epochs": 3, "max_grad_norm": 0.7, "accountant": "rdp"}
+
 UNITS = torch.arange(60) // 3
 
 
@@ -50,6 +58,7 @@ def by_make_private(method, seed, budget, unit_ids, criterion) -> Result:
 
 
 DOORS = {"Trainer": by_trainer, "make_private": by_make_private}
+
 RUNS = {
     "dense": {},
     "sparse, changed": {"method": get_method("tp-topk", active_ratio=0.4, warmup_fraction=0.5)},
@@ -89,3 +98,47 @@ def test_a_run_without_a_seed_may_be_published_and_is_another_each_time(door):
     first, second = (door("dp-sgd", None, BUDGET, None, loss_fn) for _ in range(2))
     assert first.publishable
     assert not torch.equal(weights(first.model), weights(second.model))
+
+
+def test_every_public_name_resolves_to_something_documented() -> None:
+    assert len(sparsedp.__all__) <= 33
+    for name in sparsedp.__all__:
+        value = getattr(sparsedp, name)
+        assert inspect.getdoc(value), name
+        assert name in dir(sparsedp)
+
+
+def test_the_names_for_type_checkers_are_the_names_at_run_time() -> None:
+    tree = ast.parse(Path(sparsedp.__file__).read_text())
+    typed = {
+        (alias.name, node.module)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == set(sparsedp._HOMES.items())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    check = (
+        "import sys, sparsedp; print([m for m in ('torch', 'rich') if m in sys.modules]);"
+        "sparsedp.fit; print([m for m in ('dp_accounting', 'sklearn', 'scipy', 'matplotlib') if m in sys.modules]);"
+        "print(sparsedp.sklearn.SparseDPClassifier.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:3] == ["[]", "[]", "SparseDPClassifier"]
+
+
+def test_training_needs_no_data_set_and_the_command_line_no_torch_until_it_is_asked_something() -> None:
+    check = (
+        "import sys; import sparsedp.cli; print('torch' in sys.modules); import sparsedp.training.fit;"
+        "print([m for m in sys.modules if m == 'PIL' or m.startswith('sparsedp_experiments')])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["False", "[]"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(sparsedp, "no_such_thing")

@@ -1,4 +1,4 @@
-"""FEST and AdaFEST: the count of touched rows, its sensitivity, its charge, and the rows trained after it."""
+"""FEST, AdaFEST and given scores: counts, their sensitivity and charge, and the rows trained after them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from flat_settings import placed
 from oracles import adafest
 from oracles.fest import best_rows, histogram
-from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, texts
+from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, texts, weights
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Granularity, Method, SupportScheduler, build_plan, get_method
+from sparsedp.methods import Granularity, Method, PublicScores, SupportScheduler, build_plan, get_method
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import ParameterLayout
@@ -32,12 +34,16 @@ from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import RowCountSum
 from sparsedp.randomness import PublicRandomness, SeededRandomness
+from sparsedp.results import Result
 from sparsedp.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
+
 BATCH = 20
+
 FEST = get_method("fest", active_ratio=0.3)
+
 QUICK = {
     "epsilon": 8.0, "delta": 1e-3, "epochs": 1, "batch_size": BATCH, "accountant": "rdp", "lr": 0.1, "seed": 3,
     "progress": False,
@@ -370,3 +376,105 @@ def test_row_of_padding_gets_noise_where_it_is_in_the_support() -> None:
     for more, moves in (({"method": "dp-sgd"}, True), (by_rows, False)):
         trained = fit(Bag(), texts(0), loss_fn, **QUICK, **more).model
         assert bool((trained.words.weight[0] != 0).all()) is moves
+
+
+ENTRIES = 12
+
+BUDGET = {"epsilon": 4.0, "delta": 1e-3, "epochs": 2, "batch_size": 20, "accountant": "rdp"}
+
+BY_ROWS = {"granularity": Granularity.ROWS, "always": ("dense",)}
+
+
+def a_table() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(ENTRIES, WIDTH), nn.Flatten(), nn.Linear(2 * WIDTH, 2))
+
+
+def pairs() -> TensorDataset:
+    rng = np.random.default_rng(0)
+    drawn = torch.from_numpy(rng.integers(0, ENTRIES, (ROWS, 2)))
+    return TensorDataset(drawn, torch.from_numpy(rng.integers(0, 2, ROWS)))
+
+
+def trained(**how: Any) -> Result:
+    if {"active_ratio", "options"} & set(how):
+        how = {"method": "given", **how}
+    return fit(a_table(), pairs(), loss_fn, **placed({**BUDGET, "lr": 0.5, **how}), seed=3, progress=False)
+
+
+def active(result: Result) -> dict[str, list[int]]:
+    layout = ParameterLayout.of(result.model)
+    return {name: places.tolist() for name, places in result.support.split(layout).items()}
+
+
+def test_public_scores_by_a_count_train_the_best_rows_and_the_head() -> None:
+    counts = torch.tensor([0.0, 5, 9, 1, 9, 2, 0, 0, 3, 0, 0, 0])
+    result = trained(public_scores={"0.weight": counts}, active_ratio=0.25, options=BY_ROWS)
+    rows = [1, 2, 4]  # a quarter of twelve: the counts 9, 9 and 5
+    assert active(result)["0.weight"] == [row * WIDTH + i for row in rows for i in range(WIDTH)]
+    assert len(active(result)["2.weight"]) == 2 * WIDTH * 2
+    assert result.method == "given"
+
+
+def test_public_scores_by_a_mask_and_names_are_all_that_is_trained() -> None:
+    mask = torch.zeros(ENTRIES, WIDTH, dtype=torch.bool)
+    mask[3, 1] = mask[7] = True
+    result = trained(public_scores={"0.weight": mask, "bias": 2.0})
+    assert active(result) == {"0.weight": [10, 21, 22, 23], "2.weight": [], "2.bias": [0, 1]}
+    moved = weights(result.model) != weights(a_table())
+    assert 0 < int(moved[: ENTRIES * WIDTH].sum()) <= 4
+    assert not bool((moved & ~result.support.mask()).any())
+
+
+def test_public_scores_that_are_not_given_are_the_magnitudes_of_the_initial_weights() -> None:
+    initial = weights(a_table())
+    result = trained(method="given", active_ratio=0.3)
+    best = np.argsort(-initial.abs().numpy(), kind="stable")[: result.k]
+    assert result.k == int(0.3 * initial.numel())
+    assert result.support.indices.tolist() == sorted(best.tolist())
+
+
+def test_public_scores_cost_nothing_and_the_record_names_them(tmp_path: Path) -> None:
+    scores = {"head": 1.0}
+    result = trained(public_scores=scores, run_dir=tmp_path / "run")
+    assert result.plan.events() == build_plan("dp-sgd", units=ROWS, **BUDGET).events()
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert PublicScores.of(scores).checksum in json.dumps(record)
+    with pytest.raises(SparseDPError, match="ranking was"):
+        trained(public_scores={"bias": 1.0}, run_dir=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({}, "got nothing"),
+        (torch.ones(ENTRIES), "got Tensor"),
+        (["bias"], "got list"),
+        ("bias", "got str"),
+        ({0: 1.0}, "type int"),
+        ({"head": 1j}, "complex"),
+        ({"0.weight": torch.zeros(5)}, "got shape"),
+        ({"no.such": 1.0}, "fits none"),
+        ({"head": float("nan")}, "NaN"),
+        ({"head": False}, "nothing would be trained"),
+        ({"head": "much"}, "expected numbers"),
+    ],
+)
+def test_public_scores_without_meaning_are_refused(scores: Any, message: str) -> None:
+    with pytest.raises(SparseDPError, match=message):
+        trained(public_scores=scores)
+
+
+def test_public_scores_for_a_method_that_does_not_rank_by_them_are_refused() -> None:
+    with pytest.raises(SparseDPError, match="does not rank by them"):
+        trained(public_scores={"head": 1.0}, method="tp-topk")
+
+
+def test_public_scores_that_take_rows_in_part_are_refused_and_whole_ones_are_taken() -> None:
+    mask = torch.zeros(ENTRIES, WIDTH, dtype=torch.bool)
+    mask[7] = True
+    assert active(trained(public_scores={"0.weight": mask}, options=BY_ROWS))["0.weight"] == [21, 22, 23]
+    mask[3, 1] = mask[4, :2] = True
+    for given in (mask, torch.where(mask, 2.0, float("-inf"))):
+        with pytest.raises(SparseDPError, match=r"2 of the 12 rows of '0\.weight'"):
+            trained(public_scores={"0.weight": given}, options=BY_ROWS)
