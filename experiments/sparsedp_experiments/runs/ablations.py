@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +27,19 @@ from sparsedp.loading import DataConfig
 from sparsedp.methods.plan_config import steps_of_an_epoch
 from sparsedp.methods.schedules import GradualCooling, active_count
 from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.privacy.queries import ChannelStatisticsSum
 from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.runs.record import versions
 from sparsedp.sampling import PoissonSampler
+from sparsedp.training.normalization import Normalised
 from sparsedp_experiments.runs.execute import (
     about,
-    build_model,
     check,
     evaluator,
     load_data,
     loss_of,
+    model_of,
     optimizer_of,
 )
 from sparsedp_experiments.runs.settings import NOISY, Settings
@@ -51,24 +55,21 @@ def train_ablation(given: Settings) -> dict[str, Any]:
     seed = settings.seed or 0
     bundle = load_data(settings)
     by_row = settings.unit == "row" or bundle.train.units is None
-    model = build_model(
-        settings.model or "",
-        settings.model_options,
-        bundle.input_shape,
-        len(bundle.classes),
-        seed,
-        bundle.vocabulary,
+    loading = DataConfig(
+        unit_ids=None if by_row else bundle.train.units,
+        rows_per_unit=settings.rows_per_unit,
+        max_physical_batch=settings.max_physical_batch,
     )
-    sampler = PoissonSampler(
-        bundle.train,
-        sampling_rate=_rate(settings, units := len(bundle.train) if by_row else bundle.train.unit_count),
-        randomness=SeededRandomness(seed),
-        loading=DataConfig(
-            unit_ids=None if by_row else bundle.train.units,
-            rows_per_unit=settings.rows_per_unit,
-            max_physical_batch=settings.max_physical_batch,
-        ),
-    )
+
+    def sampler_of(rate: float) -> PoissonSampler:
+        return PoissonSampler(
+            bundle.train, sampling_rate=rate, randomness=SeededRandomness(seed), loading=loading
+        )
+
+    model = model_of(settings, bundle.input_shape, len(bundle.classes), bundle.vocabulary)
+    sampler = sampler_of(_rate(settings, units := len(bundle.train) if by_row else bundle.train.unit_count))
+    if isinstance(model, Normalised):
+        _normalise(model, sampler_of(1.0), settings.normalise)
     metrics, support = _loop(model, sampler, settings, seed, evaluator(bundle.test, ranked=bundle.ranked))
     epochs, batch = settings.epochs or 1, settings.batch_size or 1
     steps = epochs * steps_of_an_epoch(units, batch, epochs)
@@ -88,10 +89,8 @@ def train_ablation(given: Settings) -> dict[str, Any]:
 def _rate(settings: Settings, units: int) -> float:
     if settings.batch_size is None or settings.epochs is None or settings.lr is None:
         raise SparseDPError(f"{settings.method}: give batch_size, epochs and lr")
-    if settings.scheduler != "constant" or settings.normalise or settings.ema_decay or settings.options:
-        raise SparseDPError(
-            f"{settings.method}: takes no scheduler, normalise, ema_decay or options; leave them out"
-        )
+    if settings.scheduler != "constant" or settings.ema_decay or settings.options:
+        raise SparseDPError(f"{settings.method}: takes no scheduler, ema_decay or options; leave them out")
     if (settings.clip_norm is None) != (settings.method == NOISY) or (settings.noise_std is None) == (
         settings.method == NOISY
     ):
@@ -99,6 +98,19 @@ def _rate(settings: Settings, units: int) -> float:
             f"{settings.method}: noisy-sgd takes noise_std, clipped-sgd takes clip_norm, none both"
         )
     return settings.batch_size / units
+
+
+def _normalise(model: Normalised, everybody: PoissonSampler, asked: Mapping[str, Any]) -> None:
+    """Centre and scale the inputs by the clipped statistics of all units, without the noise of a private run."""
+    clip = FlatClip(PrivateNormalisation.from_json(asked).clip_norm)
+    batches = everybody.batches(0, 2)
+
+    def mean(centre: Tensor | None) -> Tensor:
+        query = ChannelStatisticsSum(next(batches), model.centre.numel(), clip, centre)
+        return torch.stack(list(query.partial_sums(query.sensitivity))).sum(0) / everybody.unit_count
+
+    model.centre.copy_(centre := mean(None))
+    model.scale.copy_(mean(centre).clamp_min(torch.finfo(torch.float32).eps))
 
 
 def _loop(
