@@ -44,7 +44,7 @@ integrations: $(READY) ## Run the tests against other packages' models, in an en
 docs: $(READY) ## Build the documentation site into build/site, in an environment of its own
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26" "mkdocs-jupyter>=0.25" ruff
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

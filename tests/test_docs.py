@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
 NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
-KNOWN_LANGUAGES = {"python", "sh", "console", "text", "json", "toml", "mermaid"}
+KNOWN_LANGUAGES = {"python", "diff", "sh", "console", "text", "json", "toml"}
+PUBLIC = re.compile(r"sparsedp(\.(sklearn|methods|methods\.scores|federated|integrations\.\w+|testing))?")
 IN_MAKE_TEST = {"README.md", "quickstart.md"}
 """Pages whose code is not left to `make nightly`."""
 MOST_WORDS = 18_000
@@ -28,6 +31,13 @@ _FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 def blocks(page: Path, *languages: str) -> list[str]:
     return [code for language, code in _FENCE.findall(page.read_text()) if language in languages]
+
+
+def code_of(page: Path) -> str:
+    if page.suffix == ".md":
+        return "\n".join(blocks(page, "python"))
+    cells = json.loads(page.read_text())["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
 def ids(page: Path) -> str:
@@ -52,6 +62,83 @@ def test_page_runs_from_top_to_bottom_in_a_process_of_its_own(page, tmp_path):
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def new_side(number: int) -> str:
+    """What a diff of docs/opacus.md makes of the loop."""
+    lines = blocks(DOCS / "opacus.md", "diff")[number].splitlines()
+    return "\n".join(line[1:] for line in lines if not line.startswith("-"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_loop_of_the_diff_against_opacus_runs(number):
+    import torch
+    from torch import nn
+    from torch.nn import functional
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Scores(nn.Linear):
+        def forward(self, input_ids, attention_mask, token_type_ids):
+            return SimpleNamespace(logits=super().forward(input_ids))
+
+    x, y = torch.randn(60, 4), torch.randint(0, 2, (60,))
+    model = Scores(4, 2) if number else nn.Linear(4, 2)
+    data = TensorDataset(x, x, x, y) if number else TensorDataset(x, y)
+    settings = {"sigma": 1.0, "clip": 1.0, "delta": 1e-3, "epochs": 1}
+    names = {
+        "nn": nn, "F": functional, "sparsedp": sparsedp, "model": model, "args": SimpleNamespace(**settings),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "train_loader": DataLoader(data, batch_size=20),
+        "EPSILON": 3, "DELTA": 1e-3, "EPOCHS": 1, "CLIP": 1.0,
+    }  # fmt: skip
+    exec(new_side(number), names)
+    if number == 0:
+        exec("train(args, model, train_loader, optimizer, privacy_engine)", names)
+    private = names["private" if number else "privacy_engine"]
+    assert private.step == 3  # an epoch
+
+
+def doors():
+    from sparsedp import federated, sklearn
+
+    yield from (
+        getattr(sparsedp, name) for name in ("fit", "make_private", "Trainer", "plan", "audit", "verify")
+    )
+    yield from (sparsedp.DataConfig, sparsedp.RunMetadata, sparsedp.PrivateNormalisation, sparsedp.held_out)
+    yield from (
+        sklearn.SparseDPClassifier,
+        sklearn.SparseDPRegressor,
+        sklearn.PublicEncoder,
+        sklearn.PrivacyBudget,
+    )
+    yield from (federated.FederatedTrainer, federated.Client, federated.LocalSGD)
+
+
+@pytest.mark.parametrize("door", doors(), ids=lambda door: door.__name__)
+def test_reference_names_every_argument_of_a_door(door):
+    from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
+
+    assert f".{door.__name__}\n" in (DOCS / "api.md").read_text()
+    said = inspect.getdoc(door) or ""
+    if door is SparseDPRegressor:
+        assert "all other arguments are those of `SparseDPClassifier`" in " ".join(said.split())
+        said += inspect.getdoc(SparseDPClassifier)
+    described = set(re.findall(r"^\s*(\w+): ", said, re.MULTILINE))
+    assert set(inspect.signature(door).parameters) <= described
+
+
+def test_command_line_page_names_every_option():
+    import typer
+
+    from sparsedp.cli import app
+
+    commands = typer.main.get_command(app).commands
+    rows = re.findall(
+        r"^\| `sparsedp (\w+)[^`]*` \|.*\| (.*) \|$", (DOCS / "cli.md").read_text(), re.MULTILINE
+    )
+    assert {name for name, _ in rows} == set(commands)
+    for name, options in rows:
+        taken = {p.opts[0] for p in commands[name].params if p.opts[0].startswith("--")} - {"--help"}
+        assert set(re.findall(r"`(--[\w-]+)`", options)) == taken
 
 
 def commands() -> list[tuple[str, str]]:
@@ -149,6 +236,7 @@ def test_site_has_every_page_and_the_reference_every_name():
     assert set(re.findall(r"[\w-]+\.md", shown)) == pages
     assert set(re.findall(r"tutorials/([\w-]+\.ipynb)[,\]]", shown)) == {page.name for page in NOTEBOOKS}
     assert set(sparsedp.__all__) <= set(re.findall(r"`(\w+)`", (DOCS / "api.md").read_text()))
+    assert "mkdocs build --strict" in (ROOT / "Makefile").read_text()  # with --quiet, strict finds nothing
 
 
 def test_prose_of_the_site_is_short():
@@ -172,9 +260,9 @@ def test_notebook_runs_from_top_to_bottom(notebook, tmp_path):
     nbclient.NotebookClient(book, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=ids)
-def test_page_imports_no_private_module(page):
-    for code in blocks(page, "python"):
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.ImportFrom):
-                assert "._" not in f".{node.module}"
+@pytest.mark.parametrize("page", [page for page in [*PAGES, *NOTEBOOKS] if code_of(page)], ids=ids)
+def test_page_imports_public_modules_only(page):
+    for node in ast.walk(ast.parse(code_of(page))):
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert all(PUBLIC.fullmatch(name) for name in imported if name.startswith("sparsedp"))

@@ -26,7 +26,7 @@ private_methods = list_methods()
 
 
 def test_what_no_plan_has_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"build_plan\(\) got .*'lr'.*batch_size"):
+    with pytest.raises(TypeError, match=r"plan\(\) got .*'lr'.*batch_size"):
         build_plan("dp-sgd", **SIZES, lr=0.1)
 
 

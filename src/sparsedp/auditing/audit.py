@@ -172,8 +172,7 @@ def audit(
         steps: run at most so many steps of the plan with canaries.
         progress: show a progress bar on a terminal.
         run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited.
-        asked: epsilon, delta, epochs, batch_size, max_grad_norm and all else of a plan, as for `fit`; not with
-            a plan.
+        asked: not with a plan: epsilon, delta, epochs, batch_size, max_grad_norm and all else of one, as for `fit`.
 
     Formal guarantees:
         It looks at private examples without noise: the result is for whoever answers for the guarantee, and not for

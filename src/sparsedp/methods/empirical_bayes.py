@@ -33,7 +33,7 @@ ITERATIONS = 300
 CHUNK = 2**18
 """Coordinates whose posterior is computed at a time."""
 NOISE_COST = 2.0
-"""What noise counts against signal where the size is chosen (1 to 3 were level; measured, docs/wide.md)."""
+"""What noise counts against signal where the size is chosen (1 to 3 were level)."""
 MOST_SPREAD = 0.2
 """The effective share of coordinates with signal up to which selection gained; spread signals had 0.3 and more."""
 SIZES = 64

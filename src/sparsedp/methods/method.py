@@ -199,7 +199,7 @@ class Method:
         clock: the periods of the main phase; the ratio moves with them.
         schedule: the active ratio, period by period.
         active_ratio: the ratio the schedule is built on; a share of what is ranked.
-        scope: the parameters that take part at all, by name or structure (see `methods.scope`); all if empty.
+        scope: the parameters that take part at all, by name or structure (see `methods.ranking`); all if empty.
         always: those of them that are active in any case; the rest is ranked.
         geometry: the space the main phase clips in.
         off_support: what happens to a coordinate that leaves.

@@ -456,21 +456,21 @@ class PlanConfig:
         if plan.spec is None:
             raise PrivacyError(
                 f"the plan for {plan.method!r} does not say what it was made from: it was put together by hand. "
-                "Make it with build_plan"
+                "Make it with sparsedp.plan"
             )
         return cls.from_json(plan.spec.plain())
 
 
-def build_plan(
+def plan(
     method: Method | str = METHOD,
     *,
     units: int,
     unit_name: str = "row",
     **asked: Unpack[PlanArgs],
 ) -> Plan:
-    """A calibrated plan; what is not given is filled in as `fit` does. Public as `sparsedp.plan`.
+    """A calibrated plan; what is not given is filled in as `fit` does.
 
-    >>> build_plan("dp-sgd", units=1000, noise_multiplier=1.0, delta=1e-5, epochs=1, batch_size=99).target_epsilon < 3
+    >>> plan("dp-sgd", units=1000, noise_multiplier=1.0, delta=1e-5, epochs=1, batch_size=99).target_epsilon < 3
     True
 
     Args:
@@ -480,12 +480,12 @@ def build_plan(
         asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise and what a
             method with two phases takes: warmup_fraction, selection_budget, split.
     """
-    check_asked(asked, "build_plan")
+    check_asked(asked, "plan")
     return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked).plan()
 
 
-plan = build_plan
-"""`build_plan`, as it is called from outside: `sparsedp.plan(...)`."""
+build_plan = plan
+"""`sparsedp.plan`, where a plan is called plan."""
 
 
 def _thawed(value: Any) -> Any:
