@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Protocol, final
 
 import numpy as np
@@ -62,14 +61,12 @@ MNIST_PUBLISHED = PixelScale.from_moments((0.1307,), (0.3081,))
 CIFAR10_PUBLISHED = PixelScale.from_moments((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 """The moments everyone uses for CIFAR-10, with the same reservation."""
 
-PIXELS: Mapping[str, PixelScale] = MappingProxyType(
-    {
-        "unit": UNIT,
-        "centred": CENTRED,
-        "mnist-published": MNIST_PUBLISHED,
-        "cifar10-published": CIFAR10_PUBLISHED,
-    }
-)
+PIXELS: Mapping[str, PixelScale] = {
+    "unit": UNIT,
+    "centred": CENTRED,
+    "mnist-published": MNIST_PUBLISHED,
+    "cifar10-published": CIFAR10_PUBLISHED,
+}
 """The pixel scales by the names configurations use."""
 
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -225,7 +224,7 @@ def _one_hot(
 Known = tuple[Callable[[str], bool], str]
 """Whether a value is one of those expected, and those expected in words."""
 
-_NONE: Mapping[str, Known] = MappingProxyType({})
+_NONE: Mapping[str, Known] = {}
 
 
 def read_columns(

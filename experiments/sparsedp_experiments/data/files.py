@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -29,6 +30,7 @@ from safetensors.numpy import load_file, save_file
 
 from sparsedp._files import cache_dir, replaced
 from sparsedp.errors import DataError
+from sparsedp_experiments.data.bundle import Split
 
 DATA_VARIABLE = "SPARSEDP_DATA"
 
@@ -234,6 +236,13 @@ def public_share(key: str) -> float:
     """A number in [0, 1) that depends on the key alone: decides sides of a split without looking at the data."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"sparsedp-split").digest()
     return int.from_bytes(digest, "big") / 2**64
+
+
+def parted(whole: Split, keys: Sequence[str]) -> tuple[Split, Split]:
+    """The training part of a split, and the fifth that a public hash of each row's key puts into the test set."""
+    share = {key: public_share(key) for key in set(keys)}
+    test = torch.tensor([share[key] < TEST_FRACTION for key in keys])
+    return whole.select((~test).nonzero().squeeze(1)), whole.select(test.nonzero().squeeze(1))
 
 
 def hash_names(tree: FileTree, names: Sequence[str]) -> str:

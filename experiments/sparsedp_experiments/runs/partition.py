@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,9 +51,7 @@ from sparsedp_experiments.runs.tables import (
 NAME = "rs-table3"
 POISSON, PARTITION = "Poisson", "partition"
 DELTA = 1e-5
-ACCOUNTANTS = MappingProxyType(
-    {"rdp-classic": "RDP, classic conversion", "rdp": "RDP, tight conversion", "pld": "PLD"}
-)
+ACCOUNTANTS = {"rdp-classic": "RDP, classic conversion", "rdp": "RDP, tight conversion", "pld": "PLD"}
 _NOISE_RECORDS = RESULTS / "adadpigu.jsonl"
 _RECORDS = RESULTS / "rs.jsonl"
 _SHARED = ("model", "delta", "epochs", "batch_size", "clip_norm", "lr", "momentum")
@@ -71,9 +68,7 @@ class Steps:
     epochs: int
 
 
-ADADPIGU: Mapping[str, Steps] = MappingProxyType(
-    {"mnist": Steps(60_000, 1000, 200), "cifar10": Steps(50_000, 500, 200)}
-)
+ADADPIGU: Mapping[str, Steps] = {"mnist": Steps(60_000, 1000, 200), "cifar10": Steps(50_000, 500, 200)}
 """Numbers AdaDPIGU does not state, found by inverting its Table 3 with the classic RDP accountant."""
 RS = Steps(50_000, 1000, 48)
 """CIFAR-10 with the batch and the epochs of RS's published command."""

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, final
 
 from scipy.special import stdtrit
@@ -128,7 +127,7 @@ def _by_experiment(path: Path, _changed: int, _size: int) -> Mapping[str, Mappin
     for row in read_rows(path):
         if "experiment" in row and "config_hash" in row:
             found.setdefault(row["experiment"], {}).setdefault(row["config_hash"], row)
-    return MappingProxyType(found)
+    return found
 
 
 def make_record(

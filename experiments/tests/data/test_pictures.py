@@ -13,8 +13,7 @@ from PIL import Image
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import cifar10, eyepacs, fashion_mnist, load, mnist
-from sparsedp_experiments.data.retinopathy import read_grades
-from sparsedp_experiments.data.vision import CIFAR_CLASSES
+from sparsedp_experiments.data.vision import CIFAR_CLASSES, read_grades
 
 # IDX files: the official format, gzipped or not, and every way one can be broken.
 
