@@ -5,28 +5,20 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NoReturn, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from sparsedp._private_values import WRITE_IT_AS, PrivateLoss, PrivateOutput, RefusedGradient
 from sparsedp.batch import Batch, PerExampleLoss, concat_batches, tensors_of, to_device
 from sparsedp.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.randomness import fork_generators
 from sparsedp.results import Result, StepReport
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.trainer import Trainer
-
-NOT_COMPUTED = (
-    "outputs and losses on a private batch are not private, so they are not computed outside optimizer.step(). Watch "
-    "private.evaluate(held_out_data), or the release that optimizer.step() returns"
-)
-WRITE_IT_AS = (
-    "Give make_private the loss as PerExampleLoss(lambda model, batch: ...) and call "
-    "private.criterion(private.model, batch)"
-)
 
 
 @final
@@ -134,7 +126,7 @@ class Loop:
                     f"criterion. For a loss of another form: {WRITE_IT_AS}"
                 )
         self._next = "backward" if self._next == "forward" else self._next
-        return PrivateLoss(self)
+        return PrivateLoss(self.backward)
 
     def backward(self) -> None:
         """Note that the loop asks for the gradient, and put placeholders where it would be."""
@@ -275,116 +267,6 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-class _Opaque:
-    """Something that is not computed; whatever asks for a value of it is refused."""
-
-    _WHAT: ClassVar[str]
-    _INSTEAD: ClassVar[str]
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise PrivacyError(f"{what} was requested of {self._WHAT}: {self._INSTEAD}")
-
-    @classmethod
-    def __torch_function__(cls, func: Any, *_: Any, **__: Any) -> NoReturn:
-        raise PrivacyError(
-            f"{getattr(func, '__name__', 'a function')}() was called on {cls._WHAT}: {cls._INSTEAD}"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse(f".{name}")
-
-    def _value(self, *_: Any) -> NoReturn:
-        self._refuse("a value")
-
-    __bool__ = __int__ = __float__ = __len__ = __iter__ = __index__ = __array__ = __format__ = __getitem__ = (
-        _value
-    )
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = (
-        _value
-    )
-    __neg__ = __matmul__ = __lt__ = __le__ = __gt__ = __ge__ = _value
-
-    def __eq__(self, other: object) -> bool:
-        self._refuse("a comparison")
-
-    __hash__ = object.__hash__
-
-
-@final
-class PrivateOutput(_Opaque):
-    """The model's output on a private batch, for `private.criterion` alone."""
-
-    _WHAT = "the model's output on a private batch"
-    _INSTEAD = (
-        "it is for private.criterion(output, targets) alone, the criterion that make_private gave back. Reshape "
-        f"outputs in the model's forward; for a loss of another form: {WRITE_IT_AS}. Remember that {NOT_COMPUTED}"
-    )
-
-    def __init__(self, batch: LogicalBatch) -> None:
-        self._batch = batch
-
-    def __repr__(self) -> str:
-        return "<the model's output on a private batch: not computed>"
-
-
-@final
-class PrivateLoss(_Opaque):
-    """The loss of a private batch: `backward()`, and nothing else."""
-
-    _WHAT = "the loss of a private batch"
-    _INSTEAD = (
-        "it has backward() and nothing else; the mean over the batch is part of the step, penalties go into a "
-        f"PerExampleLoss, and accumulation into a larger batch with max_physical_batch. Remember that {NOT_COMPUTED}"
-    )
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def backward(
-        self,
-        gradient: None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: None = None,
-    ) -> None:
-        """Ask for the gradient; it is computed per example, clipped and noised in `optimizer.step()`."""
-        if gradient is not None or create_graph or inputs is not None:
-            raise PrivacyError(
-                "backward: got gradient, create_graph or inputs, expected none of them: a step releases one noisy "
-                "sum of clipped gradients"
-            )
-        self._loop.backward()
-
-    def __repr__(self) -> str:
-        return "<the loss of a private batch: not computed>"
-
-
-class RefusedGradient(Tensor):
-    """Stands where `p.grad` would be between backward and step: no operation takes it."""
-
-    @staticmethod
-    def __new__(cls: Any, parameter: Tensor) -> RefusedGradient:
-        made: RefusedGradient = Tensor._make_wrapper_subclass(
-            cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
-        )
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:  # type: ignore[override]
-        raise PrivacyError(
-            f"{func} was called on the .grad of a parameter between backward and step, where no raw gradient exists: "
-            "gradients are clipped example by example to max_grad_norm, and noised, inside optimizer.step(). Remove "
-            "clip_grad_norm_ and other changes of .grad; a penalty's backward() goes into a PerExampleLoss"
-        )
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return "<no gradient: it is computed, clipped and noised in optimizer.step()>"
-
-
 @final
 class PrivateCriterion:
     """The criterion of a private loop: `private.criterion(private.model(x), y).backward()`.
@@ -477,20 +359,10 @@ class PrivateOptimizer(Optimizer):
         # Optimizer's own __init__ would make groups and state of its own.
         self._inner, self._loop = optimizer, loop
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the optimizer inside."""
-        return self._inner.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """That of the optimizer inside."""
-        return self._inner.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the optimizer inside."""
-        return self._inner.defaults
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
     def step(self, closure: None = None) -> StepReport:  # type: ignore[override]
         """Take the private step; gives back what was released."""

@@ -11,15 +11,14 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torch.utils.data._utils.collate import default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from sparsedp._private_loop import Loop, PrivateCriterion, PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.batch import PerExampleLoss, per_sample_loss, slice_batch
 from sparsedp.callbacks import live
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.evaluation import Evaluator, MetricFunctions, held_out, refuse_training_rows, threshold_of
+from sparsedp.evaluation import Evaluator, MetricFunctions
 from sparsedp.loading import DataConfig, rows_in_order
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
@@ -28,7 +27,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import EpochMetrics, RunMetadata
-from sparsedp.training.data import given_data, given_units, refuse_picked_rows
+from sparsedp.training.data import GivenData, evaluator_of, given_data, given_units
 from sparsedp.training.planning import plan_for
 from sparsedp.training.trainer import Trainer
 
@@ -107,11 +106,9 @@ def make_private(
             `PerExampleLoss(lambda model, batch: ...)`.
         epsilon: the budget, never exceeded; 3 if neither it nor `noise_multiplier` is given.
         noise_multiplier: the noise instead of the budget; the plan then says which epsilon comes out.
-        delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
+        delta: of the guarantee, as for `fit`.
         epochs: passes over the loader, 20 if not given; planned ahead, as the noise depends on them.
-        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase. "auto"
-            gives every gradient nearly the norm 1 (AUTO-S); a mapping from patterns of parameter names to numbers
-            bounds the gradient layer by layer, at the sensitivity of the root of their squares. First match counts.
+        max_grad_norm: L2 bound on each unit's gradient, "auto", or norms by pattern of names, as for `fit`.
         method: a name, or a `Method` from `get_method(name, **changes)`; "auto" is dense or sparse by public numbers.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
@@ -144,15 +141,16 @@ def make_private(
     assert criterion is not None
     _refuse_wrapped(model, optimizer, loader, criterion)
     given, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
+    data = given_data(given, "loader")
     require_one_process("make_private")
-    dataset = given.dataset
+    dataset = data.dataset
     per_sample_loss(criterion)  # refuses what is no loss, before anything else
     loading = DataConfig(
         unit_ids=given_units(unit_ids),
         rows_per_unit=rows_per_unit,
         max_physical_batch=max_physical_batch,
         num_workers=given.num_workers,
-        collate_fn=None if given.collate_fn is default_collate else given.collate_fn,
+        collate_fn=data.collate,
     )
     plan = plan_for(
         model,
@@ -171,7 +169,7 @@ def make_private(
         accountant=accountant,
     )
     if evaluate is None and eval_dataset is not None:
-        evaluate = make_evaluator(eval_dataset, dataset, criterion, None, loading)
+        evaluate = evaluator_of(eval_dataset, data, criterion)
     closing = ExitStack()
     shown = (closing.enter_context(live(plan, Console(stderr=True))),) if progress else ()
     with closing:
@@ -194,7 +192,7 @@ def make_private(
         with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             no_rows = slice_batch(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
         opened = closing.pop_all()
-    return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, dataset, loading, opened)
+    return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, data, opened)
 
 
 @final
@@ -213,14 +211,13 @@ class PrivateTraining:
         loop: Loop,
         model: nn.Module,
         optimizer: Optimizer,
-        dataset: Dataset[Any],
-        loading: DataConfig,
+        data: GivenData,
         display: ExitStack,
     ) -> None:
-        self._loop, self._dataset, self._loading, self._display = loop, dataset, loading, display
+        self._loop, self._data, self._display = loop, data, display
         self.model = PrivateModel(model, loop)
         self.optimizer = PrivateOptimizer(optimizer, loop)
-        self.loader = PrivateLoader(loop, dataset)
+        self.loader = PrivateLoader(loop, data.dataset)
         self.criterion = PrivateCriterion(loop)
 
     def __iter__(self) -> Iterator[Any]:
@@ -282,8 +279,8 @@ class PrivateTraining:
             PrivacyError: examples of the training data are among them.
         """
         chosen = self._loop.criterion if criterion is None else criterion
-        evaluator = make_evaluator(dataset, self._dataset, chosen, metrics, self._loading)
-        return self.trainer.evaluate(evaluator)
+        name = "the held-out data"
+        return self.trainer.evaluate(evaluator_of(dataset, self._data, chosen, name=name, metrics=metrics))
 
     def finish(self) -> Result:
         """The run's result. After the last planned step the run is finished already; before, it is stopped here."""
@@ -308,26 +305,6 @@ class PrivateTraining:
         """Save and close, to go on with `resume=True`; nothing is saved without a run directory."""
         self._display.close()
         self.trainer.pause()
-
-
-def make_evaluator(
-    dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
-    train: Dataset[Any],
-    criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
-    metrics: MetricFunctions | None,
-    loading: DataConfig,
-) -> Evaluator:
-    """What evaluates a model on held-out data, none of which is training data."""
-    apart = given_data(dataset, "the held-out data")
-    refuse_training_rows(train, apart.dataset)
-    collate = apart.collate or (None if apart.from_loader else loading.collate_fn)
-    return held_out(
-        apart.dataset,
-        per_sample_loss(criterion),
-        collate_fn=collate,
-        threshold=threshold_of(criterion),
-        metrics=metrics,
-    )
 
 
 def _refuse_other_names(given: Mapping[str, object]) -> None:
@@ -378,15 +355,8 @@ def _checked_optimizer(given: object) -> Optimizer:
 
 
 def _checked_loader(given: object) -> DataLoader[Any]:
-    """A loader whose way to draw batches can be replaced by Poisson sampling."""
     if not isinstance(given, DataLoader):
         raise DataError(
             f"loader: got {type(given).__name__}, expected a torch DataLoader; fit and Trainer take data sets"
         )
-    if isinstance(given.dataset, IterableDataset):
-        raise DataError(
-            "loader: its IterableDataset has no rows to draw from, and privacy takes each row with the planned "
-            "chance; give a map-style data set, with __len__ and __getitem__"
-        )
-    refuse_picked_rows(given, "loader")
     return given

@@ -20,9 +20,18 @@ from torch.utils.data import (
 )
 
 from sparsedp._validate import refuse_missing_ids
-from sparsedp.batch import Batch, to_device
+from sparsedp.batch import Batch, per_sample_loss, to_device
 from sparsedp.errors import DataError, ModelError, PrivacyError
-from sparsedp.evaluation import evaluation_mode
+from sparsedp.evaluation import (
+    Evaluator,
+    MetricFunctions,
+    evaluation_mode,
+    held_out,
+    refuse_training_arrays,
+    refuse_training_rows,
+    threshold_of,
+)
+from sparsedp.grad_sample.isolation import made_up
 from sparsedp.guarantee import exceeds_target
 from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, rows_in_order
 from sparsedp.methods.method import SELECT
@@ -82,6 +91,34 @@ def given_data(given: object, name: str) -> GivenData:
             "DataLoader, or a pair (X, y) of arrays"
         )
     return GivenData(given, given.tensors if isinstance(given, TensorDataset) else ())  # type: ignore[arg-type]
+
+
+def evaluator_of(
+    held_apart: object,
+    train: GivenData,
+    criterion: Any,
+    *,
+    name: str = "eval_dataset",
+    collate: Collate | None = None,
+    metrics: MetricFunctions | None = None,
+) -> Evaluator:
+    """The loss and its metrics on held-out data, none of which is training data.
+
+    Args:
+        held_apart: in any form that training data may have.
+        train: what is trained on.
+        criterion: of the loss.
+        name: what the caller calls the held-out data.
+        collate: makes batches of both, unless the held-out loader has its own; else the training loader's does.
+        metrics: further numbers, as for `held_out`.
+    """
+    apart, loss = given_data(held_apart, name), per_sample_loss(criterion)
+    refuse_training_arrays(train.arrays, apart.arrays)
+    refuse_training_rows(train.dataset, apart.dataset)
+    collate = apart.collate or collate or (None if apart.from_loader else train.collate)
+    return held_out(
+        apart.dataset, loss, collate_fn=collate, threshold=threshold_of(criterion), metrics=metrics
+    )
 
 
 def refuse_picked_rows(loader: DataLoader[Any], name: str) -> None:
@@ -327,10 +364,10 @@ def _run(body: nn.Module, inputs: Tensor) -> Tensor:
 
 def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
     """Compare the features of made-up rows of the inputs' shape and type, together and one by one."""
-    made_up = _made_up(like)
-    together = _run(body, made_up)
-    alone = torch.cat([_run(body, made_up[i : i + 1]) for i in range(len(made_up))])
-    again = _run(body, made_up.flip(0)).flip(0)
+    made = made_up(like, MADE_UP_ROWS)
+    together = _run(body, made)
+    alone = torch.cat([_run(body, made[i : i + 1]) for i in range(len(made))])
+    again = _run(body, made.flip(0)).flip(0)
     room = FEATURE_TOLERANCE * float(together.abs().max()) if together.numel() else 0.0
     for other in (alone, again):
         if not torch.allclose(together.double(), other.double(), rtol=0.0, atol=room, equal_nan=True):
@@ -338,11 +375,3 @@ def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
                 "extract_features: the body makes something else of a row when other rows are in the batch or came "
                 "before, so it mixes rows, draws random numbers or remembers; expected a fixed function of each row"
             )
-
-
-def _made_up(like: Tensor) -> Tensor:
-    """Public rows: normal numbers, or zeros and ones for whole numbers, which any table of two entries holds."""
-    shape, generator = (MADE_UP_ROWS, *like.shape[1:]), torch.Generator().manual_seed(0)
-    if like.is_floating_point():
-        return torch.randn(shape, generator=generator).to(like.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)

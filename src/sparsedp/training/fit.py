@@ -14,17 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from sparsedp import distributed
-from sparsedp.batch import PerExampleLoss, per_sample_loss
+from sparsedp.batch import PerExampleLoss
 from sparsedp.callbacks import deferred_interrupt, live
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.evaluation import (
-    Evaluator,
-    held_out,
-    refuse_training_arrays,
-    refuse_training_rows,
-    threshold_of,
-)
-from sparsedp.loading import Collate, DataConfig
+from sparsedp.evaluation import Evaluator
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
@@ -40,7 +34,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
-from sparsedp.training.data import GivenData, count_channels, given_data, given_units
+from sparsedp.training.data import GivenData, count_channels, evaluator_of, given_data, given_units
 from sparsedp.training.normalization import Normalised
 from sparsedp.training.planning import Earlier, plan_for
 from sparsedp.training.trainer import Trainer
@@ -137,7 +131,8 @@ def fit(
     """
     given = given_data(train_dataset, "train_dataset")
     loading = _loading(data, given, unit_ids)
-    apart = _held_apart(eval_dataset, given, data.collate_fn, evaluate)
+    if evaluate is None and eval_dataset is not None:
+        evaluate = evaluator_of(eval_dataset, given, criterion, collate=data.collate_fn)
     chosen, lr = _own_rate(optimizer, lr)
     distributed.connect()
     resume = resumes(run_dir, resume)
@@ -161,7 +156,6 @@ def fit(
         total_epsilon=total_epsilon,
         continue_from=continue_from,
     )
-    evaluate, named = evaluate or _evaluator(given, *apart, criterion), _naming_weights(metadata, model)
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
     with _progress_bar(plan, shown=progress and distributed.is_main_process()) as bar:
@@ -181,7 +175,7 @@ def fit(
             ema_decay=ema_decay,
             public_scores=public_scores,
             callbacks=(*callbacks, *bar),
-            metadata=named,
+            metadata=_naming_weights(metadata, model),
         )
         return distributed.report_failure(lambda: _run(trainer))
 
@@ -203,28 +197,6 @@ def public_weights(model: nn.Module) -> dict[str, Any]:
 def _naming_weights(metadata: RunMetadata, model: nn.Module) -> RunMetadata:
     found = public_weights(model)
     return replace(metadata, schema={**(metadata.schema or {}), **found}) if found else metadata
-
-
-def _evaluator(
-    train: GivenData, apart: Dataset[Any] | None, collate: Collate | None, criterion: Any
-) -> Evaluator | None:
-    """The loss and its metrics on held-out rows, none of which is a training row."""
-    if apart is None:
-        return None
-    refuse_training_rows(train.dataset, apart)
-    return held_out(apart, per_sample_loss(criterion), collate_fn=collate, threshold=threshold_of(criterion))
-
-
-def _held_apart(
-    eval_dataset: Any, train: GivenData, collate: Collate | None, evaluate: Evaluator | None
-) -> tuple[Dataset[Any] | None, Collate | None]:
-    """Held-out rows and what makes batches of them: their own loader, else what does for the training rows."""
-    if eval_dataset is None:
-        return None, None
-    apart = given_data(eval_dataset, "eval_dataset")
-    if evaluate is None:
-        refuse_training_arrays(train.arrays, apart.arrays)
-    return apart.dataset, apart.collate or collate or (None if apart.from_loader else train.collate)
 
 
 def _own_rate(
