@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from sparsedp.cli import Exit
-from sparsedp.errors import PrivacyError
 from sparsedp.privacy import Charge, Phase, Plan
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
@@ -47,19 +46,6 @@ def test_a_corrupted_ledger_line_fails_and_is_named(run_copy, typed):
     assert f"ledger.jsonl, line {place + 1}" in done.out
     assert "Not verified" in done.out
     assert "Traceback" not in done.err
-
-
-def test_a_checkpoint_from_another_model_is_refused_by_verify_and_by_resume(run_copy, again, quick):
-    file = run_copy / "checkpoint.safetensors"
-    saved = read_checkpoint(file)
-    layout = [[name, [size + 1 for size in shape]] for name, shape in saved.identity["layout"]]
-    file.write_bytes(
-        checkpoint_bytes(Checkpoint(saved.step, {**saved.identity, "layout": layout}, saved.state))
-    )
-    problems = [check.problem for check in verify(run_copy).checks if not check.passed]
-    assert problems
-    with pytest.raises(PrivacyError, match="not the one the ledger knows"):
-        again(run_copy)
 
 
 def spoil_json(name: str, **changes: object):
@@ -103,12 +89,6 @@ def flip_a_byte(run: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (spoil_json("record.json", epsilon_spent=1.0), "the record's epsilon_spent"),
-        (spoil_json("record.json", target_epsilon=1.0), "the record's target_epsilon"),
-        (spoil_json("record.json", delta=1e-9), "the record's delta"),
-        (spoil_json("record.json", unit="patient"), "the record's unit"),
-        (spoil_json("record.json", seed=None), "the record's seed"),
-        (spoil_json("record.json", d=3), "the record's d"),
         (spoil_json("record.json", steps_charged=3), "the record's steps_charged"),
         (spoil_json("plan.json", units=10**6), "the ledger was opened for this plan"),
         (spoil_json("plan.json", delta=1e-9), "delta"),

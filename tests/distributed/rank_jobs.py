@@ -7,28 +7,178 @@ from __future__ import annotations
 
 import atexit
 import errno
+import hashlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from rank_runs import CLASSES, LOSS, ROWS, data, digest, network, refused, train
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from flat_settings import placed
 from sparsedp import distributed
+from sparsedp._serialization import to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import StepReport
 from sparsedp.runs.directory import RunDirectory
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
+
+SCRIPT = Path(__file__).with_name("rank_jobs.py")
+TESTS = Path(__file__).parents[1]
+SOURCES = TESTS.parent / "src"
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join(
+        filter(None, [str(SOURCES), str(TESTS), str(TESTS / "helpers"), os.environ.get("PYTHONPATH")])
+    )
+    quick = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
+    return {**os.environ, "PYTHONPATH": path, **quick, **more}
+
+
+def torchrun(
+    ranks: int, *arguments: str, restarts: int = 0, timeout: float = 280, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command under torchrun and wait for it."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+        f"--max-restarts={restarts}", *arguments,
+    ]  # fmt: skip
+    return subprocess.run(
+        command, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def jobs(
+    folder: Path, ranks: int, *names: str, restarts: int = 0, timeout: float = 280, **more: str
+) -> dict[str, list[Any]]:
+    """Do jobs of `rank_jobs` in one start; what each gave, rank by rank."""
+    ended = torchrun(ranks, str(SCRIPT), str(folder), *names, restarts=restarts, timeout=timeout, **more)
+    assert ended.returncode == 0, ended.stderr[-6000:]
+    return {
+        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(ranks)]
+        for name in names
+    }
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """This process as a group that the user has made: what one rank under torchrun is, without its start."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def jobs_of_one(folder: Path, *names: str) -> dict[str, Any]:
+    """Do jobs of `rank_jobs` as one rank, in this process."""
+    with group_of_one():
+        return {name: json.loads(json.dumps(JOBS[name](folder))) for name in names}
+
+
+ROWS, CLASSES = 400, 3
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def data(rows: int = ROWS, seed: int = 0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (rows,), generator=generator)
+    inputs = torch.rand(rows, 6, generator=generator) + nn.functional.one_hot(labels, 6)
+    return TensorDataset(inputs, labels)
+
+
+def words(rows: int = ROWS) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randint(20, (rows, 4), generator=generator),
+        torch.randint(CLASSES, (rows,), generator=generator),
+    )
+
+
+def network(width: int = 8) -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, CLASSES))
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.head = nn.Embedding(20, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens).mean(dim=1))
+
+
+def digest(result: sparsedp.Result) -> str:
+    found = hashlib.sha256()
+    for value in result.model.state_dict().values():
+        found.update(value.numpy().tobytes())
+    found.update(result.support.indices.numpy().tobytes())
+    found.update(json.dumps(to_json(result.history), sort_keys=True).encode())
+    found.update(f"{result.ledger.steps} {result.ledger.epsilon}".encode())
+    return found.hexdigest()
+
+
+def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
+    by_table = method in TABLES
+    protection: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp"}
+    arguments: dict[str, Any] = {
+        "method": method,
+        "epochs": 2,
+        "batch_size": 100,
+        "lr": 0.5,
+        "seed": 7,
+        "evaluate": accuracy,
+        **protection,
+        **changes,
+    }
+    if "model" not in arguments:
+        arguments["model"] = Bag() if by_table else network()
+    if "dataset" not in arguments:
+        arguments["dataset"] = words() if by_table else data()
+    model, dataset = arguments.pop("model"), arguments.pop("dataset")
+    return sparsedp.fit(model, dataset, arguments.pop("loss", LOSS), **placed(arguments))
+
+
+def accuracy(model: nn.Module) -> dict[str, float]:
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {"accuracy": float(weights.abs().mean())}
+
+
+TABLES = frozenset(
+    m.name
+    for m in sparsedp.list_methods()
+    if m.ranking is not None and (m.ranking.source.counts_rows or m.ranking.source.selects)
+)
+"""Methods that rank rows of embedding tables, by a count of their own."""
+
+
+def refused(do: Callable[[], object]) -> str:
+    """The error it raises."""
+    try:
+        do()
+    except SparseDPError as error:
+        return str(error)
+    return "nothing was refused"
+
 
 LONG = 16
 """Epochs of the runs that are hurt."""
@@ -81,34 +231,6 @@ def second(folder: Path) -> str:
     return refused(lambda: train(run_dir=folder / "RUN"))
 
 
-def plans(folder: Path) -> str:
-    return refused(lambda: train(epsilon=4.0 + (dist.get_rank() == 1)))
-
-
-def models(folder: Path) -> str:
-    return refused(lambda: train(model=network(8 + (dist.get_rank() == 1))))
-
-
-def others(folder: Path) -> str:
-    return refused(lambda: train(dataset=data(seed=int(dist.get_rank() == 1))))
-
-
-def parts(folder: Path) -> str:
-    """One rank's model has the same tensors and does something else with them."""
-    model = network()
-    model[1] = nn.ReLU() if dist.get_rank() == 1 else nn.Tanh()
-    return refused(lambda: train(model=model))
-
-
-def modes(folder: Path) -> str:
-    """One rank's model has its dropout off."""
-    return refused(lambda: train(model=network().train(dist.get_rank() == 0)))
-
-
-def losses(folder: Path) -> str:
-    return refused(lambda: train(loss=nn.MultiMarginLoss(reduction="none") if dist.get_rank() == 1 else LOSS))
-
-
 def threads(folder: Path) -> str:
     """One rank of a seeded run has more threads, so its products add up in another order."""
     torch.set_num_threads(1 + dist.get_rank())
@@ -149,10 +271,6 @@ def ended(folder: Path) -> list[str]:
     return [said, str(stopped_at), again, digest(train())]
 
 
-def limits(folder: Path) -> str:
-    return refused(lambda: train(max_physical_batch=10 + (dist.get_rank() == 1)))
-
-
 def releases(folder: Path) -> str:
     """One rank has another PyTorch."""
     from sparsedp.training import ranks
@@ -163,17 +281,6 @@ def releases(folder: Path) -> str:
         return refused(train)
     finally:
         ranks.versions = real
-
-
-def shuffled(folder: Path) -> str:
-    """One rank has the rows in another order."""
-    inputs, labels = data().tensors
-    order = torch.arange(ROWS).flip(0) if dist.get_rank() == 1 else torch.arange(ROWS)
-    return refused(lambda: train(dataset=TensorDataset(inputs[order], labels[order])))
-
-
-def optimizers(folder: Path) -> str:
-    return refused(lambda: train(lr=0.5 + (dist.get_rank() == 1)))
 
 
 def drifts(folder: Path) -> str:
@@ -340,11 +447,36 @@ def resumed(folder: Path) -> str:
     return digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True))
 
 
-JOBS = {
+def with_activation(layer: nn.Module) -> nn.Module:
+    """The same tensors, and something else done with them."""
+    model = network()
+    model[1] = layer
+    return model
+
+
+DIFFERING: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "plans": lambda odd: {"epsilon": 4.0 + odd},
+    "models": lambda odd: {"model": network(8 + odd)},
+    "parts": lambda odd: {"model": with_activation(nn.ReLU() if odd else nn.Tanh())},
+    "modes": lambda odd: {"model": network().train(not odd)},
+    "losses": lambda odd: {"loss": nn.MultiMarginLoss(reduction="none") if odd else LOSS},
+    "others": lambda odd: {"dataset": data(seed=int(odd))},
+    "shuffled": lambda odd: {"dataset": TensorDataset(*(t.flip(0) if odd else t for t in data().tensors))},
+    "limits": lambda odd: {"max_physical_batch": 10 + odd},
+    "optimizers": lambda odd: {"lr": 0.5 + odd},
+}
+"""What one rank is given otherwise than the other."""
+
+
+def differing(name: str) -> Callable[[Path], str]:
+    return lambda folder: refused(lambda: train(**DIFFERING[name](dist.get_rank() == 1)))
+
+
+JOBS: dict[str, Callable[[Path], Any]] = {name: differing(name) for name in DIFFERING} | {
     job.__name__: job
     for job in (
-        every_method, every_way, parts, modes, losses, threads, uncounted, ended, people, counted, kept,
-        second, plans, models, others, limits, releases, shuffled, optimizers, drifts, fails, refuses, unseeded,
+        every_method, every_way, threads, uncounted, ended, people, counted, kept,
+        second, releases, drifts, fails, refuses, unseeded,
         sharded, noise, sums, hurt, unhurt, resumed,
     )
 }  # fmt: skip

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from launching import group_of_one
+from rank_jobs import group_of_one
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp import distributed
@@ -201,19 +200,6 @@ def test_ranks_that_hold_the_same_rows_are_refused(monkeypatch, one, other):
 def test_shards_with_some_equal_rows_are_not_refused(monkeypatch, one, other):
     found = partition(monkeypatch, one, other)
     assert found == UnitPartition(0, 2, in_blocks=True, shard_sizes=(len(one), len(other)))
-
-
-def test_comparing_rows_leaves_the_callers_random_numbers_alone(monkeypatch):
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    partition(monkeypatch, OneByOne(range(9)), OneByOne(range(9, 18)))
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_row_digests_have_the_comparisons_own_key():
-    one, other = (ranks._row_digests(rows(1, 2, 3), None, key) for key in (b"one", b"other"))
-    assert len(one) == 3
-    assert not np.intersect1d(one, other).size
 
 
 def test_a_process_by_itself_reads_no_rows():

@@ -106,11 +106,6 @@ def opacus(kind, spends):
     return built
 
 
-def test_a_two_phase_plan_agrees_with_the_rdp_of_opacus():
-    found, _ = opacus(RDPAccountant, TWO_PHASES).get_privacy_spent(delta=DELTA)
-    assert epsilon("rdp", *TWO_PHASES) == pytest.approx(found, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     "spends", [TWO_PHASES, (SampledGaussian(0.04, 1.5, 2250),), (SampledGaussian(0.01, 1.0, 10_000),)]
 )
@@ -157,39 +152,11 @@ def test_pld_agrees_with_the_accountant_of_the_library(spends):
     assert epsilon("pld", *spends) == pytest.approx(library.get_epsilon(DELTA), rel=1.5e-3)
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.01, 0.5), (0.5, 4.0), (1.0, 2.0)])
-def test_divergences_of_one_step_agree_with_quadrature(rate, noise):
-    def without(x):
-        return norm.pdf(x, 0, noise)
-
-    def with_unit(x):
-        return (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
-
-    def hockey_stick(p, q, eps):
-        crossing = [
-            0.5 + noise**2 * math.log(h / rate)
-            for h in (math.exp(s) - 1 + rate for s in (eps, -eps))
-            if h > 0
-        ]
-        points = sorted(x for x in crossing if abs(x) < 15 * noise)
-        edges = [-15 * noise, *points, 1 + 15 * noise]
-        return sum(
-            quad(lambda x: max(0.0, p(x) - math.exp(eps) * q(x)), a, b, epsabs=1e-14)[0]
-            for a, b in itertools.pairwise(edges)
-        )
-
-    for eps in (-1.0, -0.05, 0.0, 0.05, 0.5, 1.5):
-        asked = np.asarray([eps])
-        assert removal_divergence(rate, noise, asked)[0] == pytest.approx(
-            hockey_stick(with_unit, without, eps), abs=1e-11
-        )
-        assert addition_divergence(rate, noise, asked)[0] == pytest.approx(
-            hockey_stick(without, with_unit, eps), abs=1e-11
-        )
-
-
-@pytest.mark.parametrize(("rate", "noise"), [(1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3), (0.5, 0.1)])
-def test_divergences_of_one_step_are_exact_where_doubles_cancel_or_overflow(rate, noise):
+@pytest.mark.parametrize(
+    ("rate", "noise"),
+    [(0.1, 1.0), (0.01, 0.5), (1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3), (0.5, 0.1)],
+)
+def test_divergences_of_one_step_are_exact_also_where_doubles_cancel_or_overflow(rate, noise):
     with mpmath.workdps(400):
         q, scale = mpmath.mpf(rate), mpmath.mpf(noise)
 

@@ -1,28 +1,43 @@
-"""Poisson sampling: the exact rate, whole units, and the same batches however they are loaded."""
+"""Poisson sampling: the exact rate, whole units, the same batches however they are loaded; how rows are fetched."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
-from coin_checks import dependent_coins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.grad_sample import ENGINES, ClippedSumQuery
-from sparsedp.loading import DataConfig
+from sparsedp.loading import DataConfig, ShapeValidator
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits, cut
+from sparsedp_experiments.data import Dense, Split
+
+LIMIT = 9.0
+"""In standard deviations: a fair coin passes it for one of two million pairs once in 10^12."""
+
+
+def dependent_coins(draw: Callable[[int], np.ndarray], steps: int = 400) -> list[tuple[int, int]]:
+    """Pairs of units whose coins go together (or against each other), of all pairs there are.
+
+    `draw(step)` gives one coin per unit, at a rate of a half.
+    """
+    coins = np.stack([draw(step) for step in range(steps)]).astype(np.float32) * 2 - 1
+    together = coins.T @ coins / np.sqrt(steps)
+    return [(int(i), int(j)) for i, j in np.argwhere(np.abs(np.triu(together, 1)) > LIMIT)]
+
 
 ALARM = 1e-9
 """False-alarm rate of each statistical test here; there are fewer than twenty."""
@@ -87,10 +102,6 @@ def test_rows_are_independent_of_each_other():
     assert stats.binomtest(together, 4000, 0.25).pvalue > ALARM
 
 
-def test_a_rate_of_one_takes_every_row():
-    assert list(drawn(sampler(7, 1.0), 2)) == [list(range(7))] * 2
-
-
 def test_empty_batches_are_yielded_as_steps():
     batches = list(sampler(3, 0.05).batches(0, 60))
     assert [batch.step for batch in batches] == list(range(60))
@@ -104,10 +115,6 @@ def test_steps_can_start_anywhere_and_replay():
     tail = [[row for micro in batch for row in rows_of(micro)] for batch in sampler(50, 0.3).batches(4, 6)]
     assert tail == whole[4:]
     assert whole[0] != whole[1]
-
-
-def test_the_system_source_never_repeats_a_run():
-    assert list(drawn(sampler(200, 0.5, None), 2)) != list(drawn(sampler(200, 0.5, None), 2))
 
 
 @pytest.mark.parametrize("form", ["tensor", "tuple", "dict"])
@@ -131,8 +138,7 @@ def test_workers_keep_in_step_when_a_batch_is_not_consumed():
 
 
 def test_workers_survive_empty_batches():
-    rate = 0.02
-    assert list(drawn(sampler(20, rate, num_workers=1), 12)) == list(drawn(sampler(20, rate), 12))
+    assert list(drawn(sampler(20, 0.02, num_workers=1), 12)) == list(drawn(sampler(20, 0.02), 12))
 
 
 @given(st.integers(1, 9), st.integers(0, 50))
@@ -158,20 +164,6 @@ def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
     )
     for other in others:
         torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("form", ["tuple", "dict"])
-def test_any_map_style_data_set_is_collated(form):
-    micro = next(iter(next(sampler(30, 0.5, form=form).batches(0, 1))))
-    labels = micro.rows["labels"] if form == "dict" else micro.rows[1]
-    assert labels.tolist() == rows_of(micro)
-
-
-def test_a_collate_function_of_the_users_own_is_used():
-    def collate(rows: list[Tensor]) -> Tensor:
-        return torch.stack(rows) + 1000
-
-    assert min(next(drawn(sampler(30, 0.5, collate_fn=collate), 1))) >= 1000
 
 
 def test_tensor_data_sets_are_gathered_at_once_and_alike():
@@ -240,18 +232,6 @@ def test_a_unit_is_never_split_between_micro_batches(rows_per_unit, most, seed):
         assert not units & seen
         seen |= units
         assert int(micro.units[-1]) + 1 == len(units)
-
-
-def test_workers_load_units_alike():
-    settings = {"max_physical_batch": 6, "rows_per_unit": 3}
-    for one, other in zip(
-        by_units(0.7, **settings).batches(0, 5),
-        by_units(0.7, num_workers=2, **settings).batches(0, 5),
-        strict=True,
-    ):
-        for mine, theirs in zip(one, other, strict=True):
-            assert rows_of(mine) == rows_of(theirs)
-            assert torch.equal(mine.units, theirs.units)
 
 
 def test_unit_ids_may_be_a_tensor_or_text():
@@ -333,40 +313,9 @@ def test_no_two_units_share_a_coin(randomness):
     assert dependent_coins(taken.__getitem__, STEPS) == []
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (3, 1024 + 3), (17, COINS - 1)])
-@pytest.mark.parametrize("against", [False, True])
-def test_two_units_that_share_a_coin_are_found_wherever_they_are(pair, against):
-    class Sharing(SeededRandomness):
-        def bernoulli(self, probability, size, key):
-            coins = super().bernoulli(probability, size, key).copy()
-            coins[pair[1]] = coins[pair[0]] ^ against
-            return coins
-
-    assert dependent_coins(batches(Sharing(3)).__getitem__, STEPS) == [pair]
-
-
-NUMBERS = st.sets(st.integers(0, 300) | st.integers(0, 2**62), max_size=60)
-
-
 def runs(units: set[int], most: int | None) -> set[frozenset[int]]:
     ordered = np.array(sorted(units), dtype=np.int64)
     return {frozenset(ordered[run].tolist()) for run in cut(ordered, most)}
-
-
-@given(NUMBERS, st.integers(1, 12))
-def test_the_runs_are_the_units_in_order_none_empty_and_none_too_long(units, most):
-    ordered = np.array(sorted(units), dtype=np.int64)
-    parts = [ordered[run].tolist() for run in cut(ordered, most)]
-    assert [unit for part in parts for unit in part] == sorted(units)
-    assert all(0 < len(part) <= most for part in parts)
-
-
-@given(NUMBERS, st.integers(0, 300) | st.integers(0, 2**62), st.integers(1, 12))
-def test_one_more_unit_joins_a_run_or_makes_two_of_it_and_moves_no_other(units, newcomer, most):
-    before, after = runs(units - {newcomer}, most), runs(units | {newcomer}, most)
-    assert len(before - after) <= 1
-    assert 1 <= len(after - before) <= 2
-    assert frozenset().union(*(after - before)) == frozenset().union({newcomer}, *(before - after))
 
 
 def test_a_full_run_is_halved_by_numbers_not_by_places():
@@ -512,3 +461,112 @@ def test_a_block_is_large_enough_to_be_worth_a_turn(rate, units, most, bits):
     given = rate * (1 << bits)
     assert given <= (most or 512)
     assert given > min(16, (most or 16) / 2)
+
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+def first_rows(dataset: Dataset, **more: object) -> object:
+    """The rows of a batch of everything."""
+    sampler = PoissonSampler(
+        dataset, sampling_rate=1.0, randomness=SeededRandomness(0), loading=DataConfig(**more)
+    )
+    (micro,) = next(sampler.batches(0, 1))
+    return micro.rows
+
+
+class Doubled(TensorDataset):
+    """A subclass with items of its own."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(2 * tensor for tensor in super().__getitem__(index))
+
+
+class Words(Dataset):
+    """Row i is a sequence of length i + 1."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(index + 1)
+
+
+def to_the_longest(items: list[Tensor]) -> Tensor:
+    return pad_sequence(items, batch_first=True)
+
+
+def to_twelve(items: list[Tensor]) -> Tensor:
+    return torch.stack([torch.nn.functional.pad(item, (0, 12 - len(item))) for item in items])
+
+
+@WORKERS
+def test_a_subclass_of_a_tensor_data_set_keeps_its_own_items(workers):
+    rows = first_rows(Doubled(torch.arange(5.0)), num_workers=workers)
+    assert rows[0].tolist() == [0, 2, 4, 6, 8]
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.arange(6.0).reshape(6, 1), torch.arange(6)),
+        Split(Dense(torch.eye(6)), torch.arange(6)),
+    ],
+    ids=["tensors", "rows_at"],
+)
+def test_a_collate_function_is_honoured_also_where_rows_could_be_gathered_at_once(dataset, workers):
+    def collate(items: list[tuple[Tensor, Tensor]]) -> Tensor:
+        return torch.stack([target for _, target in items]) + 100
+
+    assert first_rows(dataset, collate_fn=collate, num_workers=workers).tolist() == [
+        100,
+        101,
+        102,
+        103,
+        104,
+        105,
+    ]
+
+
+@WORKERS
+def test_padding_to_the_longest_row_of_a_batch_is_refused_without_telling_a_length(workers):
+    sampler = PoissonSampler(
+        Words(12),
+        sampling_rate=0.3,
+        randomness=SeededRandomness(0),
+        loading=DataConfig(collate_fn=to_the_longest, num_workers=workers),
+    )
+    with pytest.raises(PrivacyError, match="one declared fixed length") as refusal:
+        [list(batch) for batch in sampler.batches(0, 20)]
+    assert not any(character.isdigit() for character in str(refusal.value))
+
+
+@WORKERS
+def test_padding_to_one_length_is_accepted(workers):
+    sampler = PoissonSampler(
+        Words(12),
+        sampling_rate=0.3,
+        randomness=SeededRandomness(0),
+        loading=DataConfig(collate_fn=to_twelve, num_workers=workers),
+    )
+    shapes = {micro.rows.shape[1] for batch in sampler.batches(0, 20) for micro in batch}
+    assert shapes == {12}
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_batch_with_more_or_fewer_rows_than_items_is_refused(times):
+    """Two rows of one record would be clipped one by one, and add twice what a record may."""
+    with pytest.raises(DataError, match="exactly one row of each item"):
+        first_rows(Words(1), collate_fn=lambda items: torch.ones(times * len(items), 2))
+
+
+def test_a_plain_number_beside_the_tensors_may_not_change_either():
+    shapes = ShapeValidator()
+    shapes.check({"x": torch.zeros(2, 3), "longest": 3}, 2)
+    shapes.check({"x": torch.zeros(4, 3), "longest": 3}, 4)
+    with pytest.raises(PrivacyError, match="shape of a row"):
+        shapes.check({"x": torch.zeros(2, 3), "longest": 2}, 2)
