@@ -1,4 +1,4 @@
-"""Files that are either the old or the new, never half of one, and the folder of everything that is cached."""
+"""Files that are either the old or the new, never half of one; JSON that is read strictly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import fcntl
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +30,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place if the block succeeds, and vanishes if it does not.
-
-    For caches: readable by its owner alone, in a folder that is made if need be, and not waited for.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".partial")
-    os.close(handle)
-    partial = Path(name)
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Json) -> None:
@@ -99,18 +79,6 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large for a number")
     return value
-
-
-CACHE_VARIABLE = "SPARSEDP_CACHE"
-
-
-def cache_dir() -> Path:
-    """The per-user cache: SPARSEDP_CACHE, else XDG_CACHE_HOME/sparsedp, else ~/.cache/sparsedp."""
-    explicit = os.environ.get(CACHE_VARIABLE)
-    if explicit:
-        return Path(explicit)
-    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (caches if caches.is_absolute() else Path.home() / ".cache") / "sparsedp"
 
 
 def lock_file(file: int, path: Path) -> None:

@@ -48,7 +48,7 @@ def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None)
 
 
 @final
-class RowLoader:
+class RowLoader(Dataset[Any]):
     """Fetches rows for training, each with random numbers of its own.
 
     Rows are fetched together. If that draws from a global generator (of torch, NumPy or Python), they are fetched
@@ -74,6 +74,10 @@ class RowLoader:
             return self._one_by_one(indices, secret)
         finally:
             seed_generators(secret.seed(), _CPU)
+
+    def __getitem__(self, asked: tuple[Indices, StepKey]) -> Batch:
+        """The same, as a `DataLoader`'s worker asks for it."""
+        return self(*asked)
 
     def _one_by_one(self, indices: Indices, secret: StepKey) -> Batch:
         gathers = self._collate is None and isinstance(self._dataset, BatchFetch)

@@ -206,9 +206,9 @@ class Spending:
     def summary(self) -> LedgerSummary:
         """What the ledger says."""
         return LedgerSummary(
-            steps=self.ledger.charged,
+            steps=self.ledger.state.charged,
             planned=self.plan.total_steps,
-            epsilon=self._epsilon(self.ledger.events()),
+            epsilon=self._epsilon(self.ledger.state.events()),
             entries=self.ledger.length,
             head=self.ledger.head,
         )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.batch import Batch, MicroBatch
 from sparsedp.errors import DataError, PrivacyError
@@ -117,9 +117,6 @@ def block_bits(rate: float, total: int, most: int | None) -> int:
     """
     units = max(FEWEST, min(rate * total / BLOCKS, MOST))
     return int(min(units, most or units) / rate).bit_length() - 1
-
-
-_Asked = tuple[Indices, StepKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +300,18 @@ class PoissonSampler:
         return MicroBatch(rows, units, seed)
 
     def _batches_from_workers(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
-        schedule = _Schedule(self, first_step, stop_step)
+        pending: deque[_Drawn] = deque()
+
+        def asked() -> Iterator[tuple[Indices, StepKey]]:
+            """Row indices for the workers, which run ahead; remembers which steps they belong to."""
+            for step in range(first_step, stop_step):
+                drawn = self._draw(step)
+                pending.append(drawn)
+                for chunk in drawn.chunks:
+                    yield chunk.rows, drawn.secret
+
         loader: DataLoader[Any] = DataLoader(
-            _Fetching(self._fetch),
-            batch_size=None,
-            sampler=schedule,
-            num_workers=self._workers,
-            collate_fn=_as_it_is,
+            self._fetch, batch_size=None, sampler=asked(), num_workers=self._workers, collate_fn=_as_it_is
         )
         loaded = iter(loader)
 
@@ -318,45 +320,15 @@ class PoissonSampler:
                 yield self._micro_batch(next(loaded), chunk, drawn.secret)
 
         for _ in range(first_step, stop_step):
-            drawn = schedule.take()
+            drawn = pending.popleft()
             micro_batches = load(drawn)
             yield LogicalBatch(drawn.step, drawn.secret, micro_batches)
             for _ in micro_batches:
                 pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetching(Dataset[Any]):
-    """What a worker runs: row indices of a micro-batch and the secret in, rows out, exactly as without workers."""
-
-    fetch: RowLoader
-
-    def __getitem__(self, asked: _Asked) -> Batch:
-        return self.fetch(*asked)
-
-
 def _as_it_is(rows: Batch) -> Batch:
     return rows
-
-
-class _Schedule(Sampler[_Asked]):
-    """Hands row indices to the workers, running ahead, and remembers which steps they belong to."""
-
-    def __init__(self, sampler: PoissonSampler, first_step: int, stop_step: int) -> None:
-        self._draws = (sampler._draw(step) for step in range(first_step, stop_step))
-        self._pending: deque[_Drawn] = deque()
-
-    def __iter__(self) -> Iterator[_Asked]:
-        for drawn in self._draws:
-            self._pending.append(drawn)
-            for chunk in drawn.chunks:
-                yield chunk.rows, drawn.secret
-
-    def take(self) -> _Drawn:
-        """What the next step drew. The loader asks for indices ahead of the steps, so they were drawn already."""
-        if not self._pending:
-            raise RuntimeError("the workers' schedule is behind the steps; this is a bug in sparsedp")
-        return self._pending.popleft()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsedp._files import replaced
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Split, mirrored
-from sparsedp_experiments.data.files import cache_path, shown
+from sparsedp_experiments.data.files import cache_path, replaced, shown
 from sparsedp_experiments.models.pretrained import PRETRAINED, BlockMoments, parts_before, pretrained
 
 ANGLES = 8

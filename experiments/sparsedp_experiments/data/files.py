@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,13 +29,38 @@ from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sparsedp._files import cache_dir, replaced
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import Split
 
 DATA_VARIABLE = "SPARSEDP_DATA"
 
 Item = TypeVar("Item")
+
+
+def cache_dir() -> Path:
+    """The per-user cache: SPARSEDP_CACHE, else XDG_CACHE_HOME/sparsedp, else ~/.cache/sparsedp."""
+    explicit = os.environ.get("SPARSEDP_CACHE")
+    if explicit:
+        return Path(explicit)
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "sparsedp"
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place if the block succeeds, and vanishes if it does not.
+
+    For caches: readable by its owner alone, in a folder that is made if need be, and not waited for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".partial")
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def download_dir() -> Path:

@@ -17,10 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
-from sparsedp._files import replaced
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
-from sparsedp_experiments.data.files import download_dir
+from sparsedp_experiments.data.files import download_dir, replaced
 from sparsedp_experiments.data.ratings import movielens
 from sparsedp_experiments.data.spec import (
     FEATURES,

@@ -164,7 +164,8 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
     from sparsedp import distributed
     from sparsedp.callbacks import EpochLines
     from sparsedp.results import CallbackLike
-    from sparsedp.runs.directory import check_new, free_folder, holds_run, resumes
+    from sparsedp.runs.directory import check_new, holds_run, resumes
+    from sparsedp_experiments.runs.demo import free_folder
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
     from sparsedp_experiments.theory.trajectory import watching

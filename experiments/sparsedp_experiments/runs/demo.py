@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.cli import print_json, stderr_console, stdout_console
-from sparsedp.runs.directory import free_folder
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.grid import CONFIGS, read_experiment, read_toml
 from sparsedp_experiments.runs.results import estimate, paired_difference
@@ -164,3 +163,9 @@ def _summary(found: list[Trained]) -> Iterator[dict[str, Any]]:
             "epsilon": f"{max(one.epsilon for one in own):.3f}",
             "difference": "-" if between is None else between.text(),
         }
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """Return a path of that name, or with a number appended, that does not exist yet."""
+    candidates = [parent / name, *(parent / f"{name}-{number}" for number in range(2, 10_000))]
+    return next(path for path in candidates if not path.exists())

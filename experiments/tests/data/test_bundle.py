@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sparsedp._files import cache_dir
 from sparsedp.errors import DataError
 from sparsedp.loading import BatchFetch
 from sparsedp_experiments.data import DATASETS, SOURCES, DataBundle, Dense, Split, get, load, status
 from sparsedp_experiments.data.bundle import CENTRED, UNIT, PixelScale, Sparse, holdout
-from sparsedp_experiments.data.files import cache_path, cached_arrays, fingerprint
+from sparsedp_experiments.data.files import cache_dir, cache_path, cached_arrays, fingerprint
 from sparsedp_experiments.data.registry import DIFFERENT, OFFICIAL, UNKNOWN, compare, public_checksum
 from sparsedp_experiments.data.spec import PublicFiles, SourceFile
 

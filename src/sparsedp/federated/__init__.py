@@ -4,13 +4,12 @@ Nothing here knows a network; `sparsedp.integrations.flower` carries it over Flo
 """
 
 from sparsedp.federated.client import Client, LocalCounting, LocalSGD, LocalTraining
-from sparsedp.federated.messages import ClientTask, CountRequest, Payload
+from sparsedp.federated.messages import ClientTask, Payload
 from sparsedp.federated.server import FederatedTrainer, RejectedUpdate, Round, RoundReport
 
 __all__ = [
     "Client",
     "ClientTask",
-    "CountRequest",
     "FederatedTrainer",
     "LocalCounting",
     "LocalSGD",

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.batch import PerExampleLoss, example_count, per_sample_loss, to_device, validate_losses
 from sparsedp.errors import ModelError, SparseDPError
-from sparsedp.federated.messages import ClientTask, CountRequest, model_digest
+from sparsedp.federated.messages import ClientTask, model_digest
 from sparsedp.grad_sample.query import ClippedSumQuery, keep_largest
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import Collate, fetch_rows, rows_in_order
@@ -38,7 +38,7 @@ class LocalTraining(Protocol):
 class LocalCounting(Protocol):
     """What a client answers in a round that counts, for methods that choose rows by it (`fest`, `adafest`)."""
 
-    def count(self, model: nn.Module, layout: ParameterLayout, request: CountRequest, step: int) -> Tensor:
+    def count(self, model: nn.Module, layout: ParameterLayout, tables: tuple[str, ...], step: int) -> Tensor:
         """Return for each row of the tables 1 if the client uses it, else 0. Private."""
         ...
 
@@ -78,13 +78,15 @@ class Client:
         learned = self.training(model, layout, task.support, task.step)
         return self._clipped(task, learned).to(task.dtype)
 
-    def _counted(self, model: nn.Module, layout: ParameterLayout, request: CountRequest, step: int) -> Tensor:
+    def _counted(
+        self, model: nn.Module, layout: ParameterLayout, tables: tuple[str, ...], step: int
+    ) -> Tensor:
         if not isinstance(self.training, LocalCounting):
             raise SparseDPError(
                 f"the round asks for a count of rows, and {type(self.training).__name__} has none; give the client's "
                 "training a method `count`, as LocalSGD has, or choose a method without a selection"
             )
-        return self.training.count(model, layout, request, step)
+        return self.training.count(model, layout, tables, step)
 
     def _clipped(self, task: ClientTask, learned: Tensor) -> Tensor:
         """Standardize, keep the largest, clip, round to the grid: in the order of a central step."""
@@ -150,18 +152,18 @@ class LocalSGD:
                     write_weights(model, layout, support, weights)
         return total / self.steps
 
-    def count(self, model: nn.Module, layout: ParameterLayout, request: CountRequest, step: int) -> Tensor:
+    def count(self, model: nn.Module, layout: ParameterLayout, tables: tuple[str, ...], step: int) -> Tensor:
         """Return the rows of tables that any of its examples uses."""
         slots = {slot.name: slot for slot in layout}
-        tables = TableRows(tuple(slots[name] for name in request.parameters))
-        found = torch.zeros(tables.total, dtype=torch.float64)
+        total = TableRows(tuple(slots[name] for name in tables)).total
+        found = torch.zeros(total, dtype=torch.float64)
         rows = len(cast("Any", self.dataset))
-        if rows == 0 or tables.total == 0:
+        if rows == 0 or total == 0:
             return found
         public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
         parts = rows_in_order(self.dataset, rows, ROWS_AT_ONCE, self.collate)
         with fork_generators(public.generator_seed((step, 1)), next(model.parameters()).device):
-            used = EmbeddingRowCounter(model, per_sample_loss(self.loss), request.parameters)
+            used = EmbeddingRowCounter(model, per_sample_loss(self.loss), tables)
             for part in parts:
                 found[used.pairs(part)[1]] = 1
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
@@ -29,27 +29,6 @@ class Payload(NamedTuple):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class CountRequest:
-    """What a round asks for instead of an update: which rows of embedding tables any of a client's examples uses.
-
-    Attributes:
-        parameters: names of the tables, in this order.
-    """
-
-    parameters: tuple[str, ...]
-
-    def to_json(self) -> str:
-        """Write it as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(tuple(json.loads(text)["parameters"]))
-
-
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientTask:
     """One round's work: train from these weights on this support and send the update, or send the `count`.
@@ -65,7 +44,7 @@ class ClientTask:
         noise_multiplier: of the release; the grid follows from it and the clip.
         geometry: the space in which the update is clipped.
         top: the share of the coordinates that is sent, the largest there; None for all.
-        count: for a round that counts; None for one that trains.
+        count: the embedding tables of which the rows that any example uses are asked for; None for an update.
     """
 
     run: str
@@ -78,7 +57,7 @@ class ClientTask:
     noise_multiplier: float
     geometry: Geometry
     top: float | None
-    count: CountRequest | None = None
+    count: tuple[str, ...] | None = None
 
     @property
     def grid(self) -> Grid:
@@ -108,7 +87,7 @@ class ClientTask:
         if self.top is not None:
             values["top"] = self.top
         if self.count is not None:
-            values["count"] = self.count.to_json()
+            values["count"] = json.dumps(self.count)
         return Payload({name: tensor.cpu().numpy() for name, tensor in arrays.items()}, values)
 
     @classmethod
@@ -130,7 +109,7 @@ class ClientTask:
                 noise_multiplier=values["noise_multiplier"],
                 geometry=Standardized(arrays["centre"], arrays["scale"]) if "scale" in arrays else Identity(),
                 top=values.get("top"),
-                count=CountRequest.from_json(values["count"]) if "count" in values else None,
+                count=tuple(json.loads(values["count"])) if "count" in values else None,
             )
         except KeyError as error:
             raise SparseDPError(

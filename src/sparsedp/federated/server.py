@@ -14,7 +14,7 @@ from sparsedp.clipping import FlatClip, Identity
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation import Evaluator
-from sparsedp.federated.messages import ClientTask, CountRequest, model_digest
+from sparsedp.federated.messages import ClientTask, model_digest
 from sparsedp.methods import StepSetting
 from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
@@ -36,13 +36,9 @@ from sparsedp.training.step import COUNT
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """A round that has begun. Who takes part is private.
+    """A round that has begun; its setting is None if it counts. Who takes part is private.
 
-    Attributes:
-        step: of the plan; one that counts and trains has two rounds, of the same clients.
-        clients: the numbers of those that were sampled.
-        setting: the step's; None for a round that counts.
-        task: what is sent to each of them.
+    A step that counts and trains has two rounds, of the same clients.
     """
 
     step: int
@@ -196,7 +192,7 @@ class FederatedTrainer(RecordedRun):
         clip = FlatClip(1.0) if phase.trains else _clip_of(phase)
         noise = phase.count_noise if phase.trains else phase.noise_multiplier
         task = self._task(step, Support.full(self._layout.dimension), tables.total, clip, noise)
-        return replace(task, count=CountRequest(tuple(slot.name for slot in tables.slots)))
+        return replace(task, count=tuple(slot.name for slot in tables.slots))
 
     def _training_task(self, step: int, phase: Phase, setting: StepSetting) -> ClientTask:
         """Ask for an update on the step's support."""

@@ -318,14 +318,7 @@ def _fractional(rate: float, noise: float, order: float) -> float:
 @final
 @dataclass(frozen=True, slots=True)
 class RdpAccountant:
-    """The infimum over the orders of a conversion of the composed Renyi divergence.
-
-    Attributes:
-        name: how it is called in tables and plans.
-        conversion: from orders, divergences and delta to the epsilon of each order.
-        orders: the orders it may choose from.
-        spent: divergence of each order spent before; none by default.
-    """
+    """The infimum over orders of a conversion of the composed Renyi divergence; `spent` of each order before."""
 
     name: str
     conversion: Callable[[Vector, Vector, float], Vector]

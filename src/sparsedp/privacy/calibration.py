@@ -96,14 +96,7 @@ def _check_reachable(place: float, within: bool, what: str) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class CalibrationTarget:
-    """What some events may cost together, and who counts it.
-
-    Attributes:
-        limit: the cost not to exceed.
-        cost: the cost of events; what is kept to.
-        coarse_cost: a quick estimate of it, to start the search.
-        what: names the request in errors.
-    """
+    """What some events may cost together, who counts it, and a quick estimate to start the search."""
 
     limit: float
     cost: Callable[[Sequence[SampledGaussian]], float]

@@ -31,11 +31,8 @@ class ChargeBlock(NamedTuple):
     noise_multiplier: float
 
 
-class Closing(NamedTuple):
-    """A line after which nothing more is charged: its number, from 1, and the plan that got what was left."""
-
-    number: int
-    successor: Plan
+def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
+    return merge_events(SampledGaussian(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
 
 
 @final
@@ -51,7 +48,7 @@ class LedgerState:
         sealed: what was charged by complete lines, in order, without gaps.
         torn: the bytes of an unfinished end of the file, which count as a block.
         files: the number of each line about files, from 1, and what it says: their SHA-256 by name.
-        closings: the lines that closed it, the first for good; none while its run can still be resumed.
+        closings: the number of each line that closed it, the first for good, and the plan that got what was left.
     """
 
     unit: str
@@ -65,14 +62,12 @@ class LedgerState:
     sealed: tuple[ChargeBlock, ...] = ()
     torn: bytes | None = None
     files: tuple[tuple[int, FrozenMap], ...] = ()
-    closings: tuple[Closing, ...] = ()
+    closings: tuple[tuple[int, Plan], ...] = ()
 
     def expected_digests(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
 
-        Edge cases:
-            A file is written after its line. So if that line is the last one of all, the file may still be the one
-            before: the run was killed in between.
+        A file is written after its line. If that is the last line of all, the file may still be the one before.
         """
         lines = [(number, str(sha256[name])) for number, sha256 in self.files if name in sha256]
         kept = 2 if lines and lines[-1][0] == self.length and self.torn is None else 1
@@ -91,7 +86,7 @@ class LedgerState:
     @property
     def charged_head(self) -> str:
         """Hash of the last line before it was closed; of the last line if it is open."""
-        return self.heads[self.closings[0].number - 2] if self.closings else self.head
+        return self.heads[self.closings[0][0] - 2] if self.closings else self.head
 
     @property
     def length(self) -> int:
@@ -108,12 +103,13 @@ class LedgerState:
         """Steps of the whole plan."""
         return sum(block.steps for block in self.planned)
 
-    def next_block(self) -> ChargeBlock:
-        """The block that pays for the first step without a line: at most 1 % of the plan, within one phase.
+    @property
+    def successors(self) -> tuple[Plan, ...]:
+        """The plans that what was left was given to."""
+        return tuple(plan for _, plan in self.closings)
 
-        Edge cases:
-            With everything charged, and in a closed ledger, it has no steps.
-        """
+    def next_block(self) -> ChargeBlock:
+        """The block that pays for the first step without a line; empty when all is charged, or it is closed."""
         first = sum(block.steps for block in self.sealed)
         for phase in self.planned:
             left = phase.first_step + phase.steps - first
@@ -129,7 +125,7 @@ class LedgerState:
             return replace(grown, files=(*self.files, (grown.length, FrozenMap(found))))
         if content["kind"] == "closed":
             successor = Plan.from_json(checks.text(content["successor"], "successor"))
-            return replace(grown, closings=(*self.closings, Closing(grown.length, successor)))
+            return replace(grown, closings=(*self.closings, (grown.length, successor)))
         block, expected = ChargeBlock(*(content[name] for name in ChargeBlock._fields)), self.next_block()
         if block != expected or (not block.steps and content["kind"] == "block"):
             raise PrivacyError(f"got {block}, which the plan does not allow; expected {expected}")
@@ -167,10 +163,6 @@ class LedgerState:
             raise PrivacyError(
                 f"the ledger's line {length} is not the one known before: the file was rewritten; restore it"
             )
-
-
-def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
-    return merge_events(SampledGaussian(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
 
 
 FORMAT = 2
@@ -242,14 +234,10 @@ def parse(data: bytes, name: str) -> LedgerState:
     else:
         if state is not None:
             return replace(state, torn=lost or None)
+    problem = "not a JSON object, and no repair accounts for it; restore the file"
     if state is None:
-        raise PrivacyError(
-            f"{name}, line 1: not a header, though a ledger is created with one: the file is damaged. "
-            "Restore it; what was spent cannot be told from it"
-        )
-    raise PrivacyError(
-        f"{name}, line {lost_at}: not a JSON object, and no repair accounts for it; restore the file"
-    )
+        problem = "not a header, so the file is damaged. Restore it; what was spent cannot be told from it"
+    raise PrivacyError(f"{name}, line {lost_at or 1}: {problem}")
 
 
 def _inner(content: dict[str, Any], line: bytes, previous: str, kinds: Sequence[str]) -> dict[str, Any]:
@@ -364,7 +352,7 @@ class Ledger:
             if state.closings and not even_closed:
                 raise PrivacyError(
                     f"{path} was closed: what its run had left was given to the plan "
-                    f"{state.closings[0].successor.fingerprint}, so the run cannot be resumed. "
+                    f"{state.closings[0][1].fingerprint}, so the run cannot be resumed. "
                     "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
                 )
             missing = b"" if data.endswith(b"\n") else b"\n"
@@ -431,15 +419,6 @@ class Ledger:
     def length(self) -> int:
         """Number of lines, for checkpoint and record; 0 without a file."""
         return 0 if self._path is None else self.state.length
-
-    @property
-    def charged(self) -> int:
-        """Steps paid for; the open block counts whole."""
-        return self.state.charged
-
-    def events(self) -> tuple[SampledGaussian, ...]:
-        """Everything charged, equal mechanisms added up."""
-        return self.state.events()
 
     def close(self) -> None:
         """Release the file and its lock; charging is over."""

@@ -62,13 +62,7 @@ class BoundedSum(ABC):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientSum(BoundedSum):
-    """The clipped sum of per-example gradients on a support: mask, standardize, top-r of each example, clip, sum.
-
-    Attributes:
-        engine: computes it.
-        batches: the units, cut into micro-batches. Private.
-        query: support, clip, geometry and top-r.
-    """
+    """The clipped sum of per-example gradients on a support: mask, standardize, top-r of each example, clip, sum."""
 
     engine: ClippedSumEngine
     batches: Iterable[MicroBatch]

@@ -45,13 +45,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class AverageState:
-    """A running average of the weights.
-
-    Attributes:
-        weights: of every trainable parameter.
-        updates: how often it was moved.
-        moved: the coordinates in which it may differ from the weights; None for all.
-    """
+    """A running average: of every trainable parameter, how often moved, and where it may differ (None: all)."""
 
     weights: Mapping[str, Tensor]
     updates: int
@@ -60,15 +54,7 @@ class AverageState:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Everything that a release changes, between two steps.
-
-    Attributes:
-        model: parameters and buffers.
-        optimizer: its own, whatever that holds.
-        scheduler: its own; None without one.
-        average: of the weights; None if none is kept.
-        controller: the method's.
-    """
+    """Everything that a release changes, between two steps; without a scheduler or an average, None."""
 
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Any]

@@ -54,12 +54,6 @@ def check_new(path: Path | str) -> Path:
     return final
 
 
-def free_folder(parent: Path, name: str) -> Path:
-    """Return a path of that name, or with a number appended, that does not exist yet."""
-    candidates = [parent / name, *(parent / f"{name}-{number}" for number in range(2, 10_000))]
-    return next(path for path in candidates if not path.exists())
-
-
 def digest_of(name: str, content: bytes) -> str:
     """Compute the SHA-256 by which the ledger knows a file; of the record without its timing.
 

@@ -59,13 +59,7 @@ class EpochMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SupportSpan:
-    """A support and when it began: how many coordinates each parameter kept.
-
-    Attributes:
-        step: the first step with this support.
-        active: its size.
-        by_parameter: active coordinates of each parameter.
-    """
+    """A support: the first step with it, its size, and how many coordinates each parameter kept."""
 
     step: int
     active: int
@@ -76,10 +70,7 @@ class SupportSpan:
 class History:
     """Grows with every epoch and every change of the support; a checkpoint carries all of it.
 
-    Attributes:
-        epochs: the metrics of each epoch.
-        spans: one entry per support.
-        support: the last step's; all coordinates before the first.
+    The support is the last step's; all coordinates before the first.
     """
 
     def __init__(
@@ -173,19 +164,7 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """What is known before the first step.
-
-    Attributes:
-        metadata: names given by the user.
-        model_class: what the model is called if no name was given.
-        plan: what was planned.
-        method: the row of the methods table, changes put in.
-        layout: the trainable parameters.
-        seed: the user's, or None.
-        public_seed: of random supports.
-        settings: optimizer, scheduler, engine and the like, as the record shows them.
-        details: what else decides the training: the scheduler's numbers, and which parameters are in which group.
-    """
+    """What is known before the first step; `details` is what else decides the training (numbers, groups)."""
 
     metadata: RunMetadata
     model_class: str

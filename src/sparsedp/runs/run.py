@@ -25,11 +25,7 @@ from sparsedp.runs.record import EpochMetrics, RunRecord, SupportSpan, read_metr
 
 @final
 class Run:
-    """What a run's directory holds. Each file is read when it is first asked for; a damaged one is a `DataError`.
-
-    Attributes:
-        path: the run directory.
-    """
+    """What a run directory holds. Each file is read when it is first asked for; a damaged one is a `DataError`."""
 
     def __init__(self, path: Path) -> None:
         """Use `open`."""
@@ -177,7 +173,7 @@ def declared_filter(earlier: Sequence[Path | str]) -> RdpFilter:
             )
         filters.add((plan.target_epsilon, plan.delta, prior.order, plan.unit, plan.units))
         heads |= {run.ledger.charged_head, plan.fingerprint}
-        heads |= {closing.successor.fingerprint for closing in run.ledger.closings}
+        heads |= {successor.fingerprint for successor in run.ledger.successors}
         needed += [(run.path, head) for head in prior.ledgers]
     if len(filters) != 1:
         raise PrivacyError(
@@ -237,7 +233,7 @@ def continue_runs(
                     f"({plan.unit}); one cap is over the same units"
                 )
         known = {one.plan.fingerprint for one in runs}
-        promised = {one.successor.fingerprint: one.successor for led in ledgers for one in led.state.closings}
+        promised = {one.fingerprint: one for ledger in ledgers for one in ledger.state.successors}
         # What is committed once all are closed, which they are before anybody sees the plan.
         closed = [
             one.state if one.state.closings else one.state.after(closing_line(plan), "") for one in ledgers
@@ -247,7 +243,7 @@ def continue_runs(
         if lost:
             found = chosen.calibrate(plan, [*closed, *lost], split, run)
         for one, ledger in zip(runs, ledgers, strict=True):
-            if found not in [one.successor for one in ledger.state.closings]:
+            if found not in ledger.state.successors:
                 ledger.retire(found)
                 RunDirectory(one.path, ledger).write_checkpoint(one.checkpoint)
     return found

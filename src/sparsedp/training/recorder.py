@@ -140,7 +140,7 @@ class RecordedRun:
         report = StepReport(released.step, epoch, released.phase, released, self._rates)
         tell(self._callbacks, report)
         ends_epoch = self.position == self._epoch_ends[epoch - 1]
-        ends_block = self.position == self._store.ledger.charged and self._store.path is not None
+        ends_block = self.position == self._store.ledger.state.charged and self._store.path is not None
         if ends_epoch or ends_block:
             self._check_same_weights()
         if ends_epoch:
