@@ -20,7 +20,7 @@ from sparsedp.loading import DataConfig, Indices, RowLoader, ShapeValidator
 from sparsedp.randomness import PrivateRandomness, StepKey
 
 
-def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
+def split_microbatches(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
     """Cut increasing unit numbers into runs of at most `most`; without a limit, one run. No run is empty.
 
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
@@ -96,13 +96,13 @@ class UnitPartition:
     def split(self, units: Indices, bits: int, most: int | None) -> list[slice]:
         """Its own units as micro-batches of at most `most`."""
         if not self.in_blocks:
-            return cut(units, most)
+            return split_microbatches(units, most)
         edges = np.flatnonzero(np.diff(units >> bits)) + 1
         bounds = [0, *edges.tolist(), len(units)] if len(units) else []
         return [
             slice(start + run.start, start + run.stop)
             for start, stop in pairwise(bounds)
-            for run in cut(units[start:stop], most)
+            for run in split_microbatches(units[start:stop], most)
         ]
 
 

@@ -1,15 +1,16 @@
 """`verify`: a good run passes, every kind of spoilt run fails and is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sparsedp.cli import Exit
-from sparsedp.privacy import Charge, Phase, Plan
+from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
-from sparsedp.runs.verify import other_epsilons, verify
+from sparsedp.runs.verify import TIGHTEST, TOLERANCE, other_epsilons, verify
 
 
 def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, typed):
@@ -120,3 +121,13 @@ def test_independent_accountants_agree_on_a_published_number(tmp_path):
     assert found["PLD (dp-accounting)"] == pytest.approx(6.769, abs=5e-3)
     assert found["RDP (Opacus)"] == pytest.approx(7.3291, abs=1e-3)
     assert found["PRV (Opacus)"] == pytest.approx(6.779, abs=5e-3)
+
+
+def test_the_accountant_that_verifies_agrees_at_a_small_rate(monkeypatch):
+    """On the library's default grid of 1e-4 epsilon would be 0.1413, and an honest run would not verify."""
+    monkeypatch.setattr("sparsedp.runs.verify._by_opacus", lambda *_: {})
+    phase = Phase(name="train", steps=200_000, sampling_rate=1e-4, clip_norm=1.0, noise_multiplier=2.0)
+    plan = Plan(method="dp-sgd", phases=(phase,), units=10**6, steps_per_epoch=10_000, delta=1e-8)
+    state = Ledger(plan).state
+    found = other_epsilons(replace(state, sealed=state.planned))
+    assert found[TIGHTEST] == pytest.approx(plan_epsilon(plan), rel=TOLERANCE)

@@ -29,7 +29,7 @@ from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import BoundedSum, ClippedVectorSum, GradientSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling import cut
+from sparsedp.sampling import split_microbatches
 
 
 @dataclass
@@ -371,7 +371,10 @@ def test_a_unit_added_moves_a_sum_of_cut_parts_by_at_most_the_clip(seed, most, n
 
     def parts(members: np.ndarray) -> list[Tensor]:
         zero = torch.zeros(size, dtype=torch.float64)
-        return [zero, *(torch.from_numpy(rows[members[run]].sum(axis=0)) for run in cut(members, most))]
+        return [
+            zero,
+            *(torch.from_numpy(rows[members[run]].sum(axis=0)) for run in split_microbatches(members, most)),
+        ]
 
     without = units[units != newcomer]
     assert moved(grid, parts(without), parts(np.union1d(without, [newcomer]))) <= allowed(noise)

@@ -22,7 +22,7 @@ from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 from sparsedp.loading import DataConfig, ShapeValidator
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits, cut
+from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits, split_microbatches
 from sparsedp_experiments.data import Dense, Split
 
 LIMIT = 9.0
@@ -315,7 +315,7 @@ def test_no_two_units_share_a_coin(randomness):
 
 def runs(units: set[int], most: int | None) -> set[frozenset[int]]:
     ordered = np.array(sorted(units), dtype=np.int64)
-    return {frozenset(ordered[run].tolist()) for run in cut(ordered, most)}
+    return {frozenset(ordered[run].tolist()) for run in split_microbatches(ordered, most)}
 
 
 def test_a_full_run_is_halved_by_numbers_not_by_places():
@@ -328,7 +328,7 @@ def test_without_a_limit_there_is_one_run_and_of_nothing_none():
     assert runs(set(range(1000)), None) == {frozenset(range(1000))}
     assert runs(set(), None) == runs(set(), 3) == set()
     with pytest.raises(ValueError, match="most"):
-        cut(np.array([1, 2]), 0)
+        split_microbatches(np.array([1, 2]), 0)
 
 
 SHARED = 700
