@@ -205,12 +205,13 @@ class Spending:
 
     def summary(self) -> LedgerSummary:
         """What the ledger says."""
+        head, entries = self.ledger.place
         return LedgerSummary(
             steps=self.ledger.state.charged,
             planned=self.plan.total_steps,
             epsilon=self._epsilon(self.ledger.state.events()),
-            entries=self.ledger.length,
-            head=self.ledger.head,
+            entries=entries,
+            head=head,
         )
 
     def _epsilon(self, events: tuple[SampledGaussian, ...]) -> float:

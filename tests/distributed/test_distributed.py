@@ -200,11 +200,3 @@ def test_ranks_that_hold_the_same_rows_are_refused(monkeypatch, one, other):
 def test_shards_with_some_equal_rows_are_not_refused(monkeypatch, one, other):
     found = partition(monkeypatch, one, other)
     assert found == UnitPartition(0, 2, in_blocks=True, shard_sizes=(len(one), len(other)))
-
-
-def test_a_process_by_itself_reads_no_rows():
-    class Unread(Dataset):
-        def __getitem__(self, i):
-            raise AssertionError("read")
-
-    ranks.refuse_shared_rows(Unread(), None)

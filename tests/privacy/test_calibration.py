@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -28,7 +27,7 @@ from sparsedp.privacy import (
 )
 from sparsedp.privacy.accounting import ORDERS
 from sparsedp.privacy.calibration import Found, _solved, least_noise
-from sparsedp.privacy.plan import SampledGaussian, dp_event
+from sparsedp.privacy.plan import SampledGaussian
 
 DELTA = 1e-5
 
@@ -71,14 +70,6 @@ def test_the_calibrated_plan_costs_the_target_and_never_more(epsilon, delta, rat
 def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
     found = calibrate(plan(11, rate=1.0, units=100), epsilon, DELTA)
     assert (1 - 0.005) * epsilon <= plan_epsilon(found) <= epsilon
-
-
-def test_the_cost_is_within_the_target_by_the_accountant_of_the_library_too():
-    found = calibrate(plan(300, 700, rate=0.05), 2.0, DELTA)
-    assert (
-        PLDAccountant(value_discretization_interval=2e-4).compose(dp_event(found.events())).get_epsilon(DELTA)
-        <= 2.0
-    )
 
 
 def test_a_nominal_split_spends_its_share_in_the_first_phase_alone():
@@ -149,28 +140,14 @@ def test_a_second_calibration_searches_no_more(monkeypatch):
 
     monkeypatch.setattr("sparsedp.privacy.calibration.least_noise", search)
     assert calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit()) == first
-    others = [
-        (1.01, DELTA, "pld", NominalSplit()),
-        (1.0, 0.9e-5, "pld", NominalSplit()),
-        (1.0, DELTA, "rdp", NominalSplit()),
-    ]
-    for epsilon, delta, name, split in [
-        *others,
+    for changed in (
+        (1.01, DELTA),
+        (1.0, 0.9e-5),
+        (1.0, DELTA, "rdp"),
         (1.0, DELTA, "pld", NominalSplit(0.2)),
-        (1.0, DELTA, "pld", EqualNoise()),
-    ]:
+    ):
         with pytest.raises(AssertionError, match="searched"):
-            calibrate(plan(100, 200), epsilon, delta, name, split)
-
-
-@pytest.mark.parametrize(
-    ("power", "target"), [(0.3, 1.0), (0.3, 10.0), (1.0, 1e-3), (1.0, 50.0), (8.0, 1e-3), (8.0, 50.0)]
-)
-def test_the_search_finds_the_noise_of_a_power_law_from_any_start(power, target):
-    exact = (7.0 / target) ** (1 / power)
-    for start in (0.2, 1.0, 3000.0):
-        found = least_noise(lambda noise: 7.0 * noise**-power, target, Found(start, -1.0), "x").noise
-        assert exact <= found <= exact * (1 - 0.0026) ** (-1 / power)
+            calibrate(plan(100, 200), *changed)
 
 
 def test_the_search_never_overshoots_where_the_cost_jumps():
@@ -286,14 +263,6 @@ def test_a_used_up_cap_and_a_run_without_noise_admit_nothing():
         assert chosen.remaining(earlier) == 0.0
         with pytest.raises(PrivacyError, match="used up"):
             chosen.calibrate(OPEN, earlier)
-
-
-@pytest.mark.parametrize(
-    "values", [(0.0, CAP_DELTA, 2.0), (1.0, 0.0, 2.0), (1.0, 1.0, 2.0), (1.0, CAP_DELTA, 1.0)]
-)
-def test_a_filter_without_meaning_is_refused(values):
-    with pytest.raises(PrivacyError):
-        RdpFilter(*values)
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     from sparsedp.privacy.ledger import chain_line
 
     with Ledger(PLAN, path) as ledger:
-        head = ledger.head
+        head, _ = ledger.place
     header = path.read_bytes()
     honest = {
         "phase": "statistics",
@@ -353,7 +353,7 @@ def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
 def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path):
     with Ledger(PLAN, path) as ledger:
         spend(ledger, range(23))
-        head, length = ledger.head, ledger.length
+        head, length = ledger.place
         spend(ledger, range(23, 60))
         ledger.state.check_extends(head, length)
     lines = lines_of(path)
@@ -387,7 +387,7 @@ def test_a_ledger_in_memory_enforces_the_plan_and_knows_what_it_cost():
     ledger = Ledger(PLAN)
     spend(ledger, range(41))
     assert ledger.state.events() == PLAN.events(41)
-    assert (ledger.head, ledger.length, ledger.next_step) == (None, 0, 41)
+    assert (ledger.place, ledger.next_step) == ((None, 0), 41)
     for step in (40, 42):
         with pytest.raises(PrivacyError, match=r"charged before|unpaid"):
             spend(ledger, [step])

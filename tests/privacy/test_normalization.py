@@ -13,17 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
+from sparsedp.privacy.plan import dp_event
 from sparsedp.privacy.queries import ChannelStatisticsSum
-from sparsedp.randomness import SystemRandomness
-from sparsedp.sampling import PoissonSampler
 
 LEVEL = 1e-6
 CLIP = 0.7
@@ -95,29 +92,6 @@ def test_one_more_patient_moves_the_sum_by_at_most_the_clip(size, rows, spoilt, 
     assert moved == 0 or spoilt is None
 
 
-@pytest.mark.parametrize("centre", [None, CENTRE], ids=["means", "spreads"])
-def test_the_worst_patient_moves_the_sum_by_just_the_clip(centre):
-    others = torch.randn(6, 4, 3, 3)
-    worst = torch.full((50, 4, 3, 3), 1e6)
-    before = channel_sum(others, torch.arange(6), centre)
-    after = channel_sum(torch.cat([others, worst]), torch.tensor([*range(6), *[6] * 50]), centre)
-    assert CLIP * (1 - 1.1e-3) < float((after - before).norm()) <= CLIP
-
-
-def test_a_patient_counts_once_however_many_rows_are_loaded():
-    """Sampler and sum together, every unit sampled and all its rows drawn."""
-    owner = [0] * 9 + [1, 2, 2]
-    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    dataset = TensorDataset(inputs, torch.zeros(12))
-    sampler = PoissonSampler(
-        dataset, sampling_rate=1.0, randomness=SystemRandomness(),
-        loading=DataConfig(unit_ids=owner, rows_per_unit=9, max_physical_batch=9),
-    )  # fmt: skip
-    (batch,) = sampler.batches(0, 1)
-    found = sum(ChannelStatisticsSum(batch, 4, FlatClip(CLIP)).partial_sums(CLIP))
-    np.testing.assert_allclose(found.numpy(), by_hand(inputs, owner, None), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "rows",
     [torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3), {"x": torch.zeros(3, 4)}],
@@ -169,17 +143,8 @@ def test_the_whole_plan_costs_the_target_and_no_more_by_two_accountants(method, 
     assert (first.name, first.steps, first.sampling_rate, first.trains) == ("normalise", 2, 1.0, False)
     assert first.noise_multiplier == 8.0
     assert 0.995 * 3 <= plan_epsilon(plan) <= 3
-    event = dp.ComposedDpEvent(
-        [dp.SelfComposedDpEvent(dp.GaussianDpEvent(8.0), 2)]
-        + [
-            dp.SelfComposedDpEvent(
-                dp.PoissonSampledDpEvent(p.sampling_rate, dp.GaussianDpEvent(p.noise_multiplier)), p.steps
-            )
-            for p in plan.training
-        ]
-    )
     for accountant in (dp.rdp.RdpAccountant(), dp.pld.PLDAccountant(value_discretization_interval=1e-3)):
-        assert accountant.compose(event).get_epsilon(1e-5) <= 3.0
+        assert accountant.compose(dp_event(plan.events())).get_epsilon(1e-5) <= 3.0
 
 
 def test_a_normalisation_that_costs_more_than_the_budget_is_refused():

@@ -166,16 +166,6 @@ def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
         torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
 
 
-def test_tensor_data_sets_are_gathered_at_once_and_alike():
-    inputs = torch.arange(30.0).reshape(30, 1)
-    labels = torch.arange(30)
-    gathered = PoissonSampler(
-        TensorDataset(inputs, labels), sampling_rate=0.4, randomness=SeededRandomness(0)
-    )
-    micro = next(iter(next(gathered.batches(0, 1))))
-    assert rows_of(micro) == next(drawn(sampler(30, 0.4), 1)) == micro.rows[1].tolist()
-
-
 UNITS = [5, 5, 5, 9, 2, 2, 7, 9, 9, 9, 2, 4]
 """Unit ids in any order: 5 has three rows, 9 four, 2 three, 7 and 4 one each."""
 

@@ -122,6 +122,8 @@ class LedgerState:
         grown = replace(self, heads=(*self.heads, head), torn=None)
         if content["kind"] == "files":
             found = from_json(dict[str, str], content["sha256"], "the digests of files by name")
+            if not found:
+                raise PrivacyError("got a line about no file")
             return replace(grown, files=(*self.files, (grown.length, FrozenMap(found))))
         if content["kind"] == "closed":
             successor = Plan.from_json(checks.text(content["successor"], "successor"))
@@ -381,15 +383,13 @@ class Ledger:
         phase = self._plan.phase_at(charge.step)
         planned = Charge(phase.name, charge.step, phase.sampling_rate, phase.noise_multiplier)
         if charge != planned:
-            raise PrivacyError(
-                f"got {charge}, but the plan has {planned}; the mechanism must take all from the plan"
-            )
+            raise PrivacyError(f"got {charge}, but the plan has {planned}; take all from the plan")
         if self.state.closings:
             raise PrivacyError(f"{self._name} was closed; nothing more can be charged to it")
         covered = self.state.charged
         if charge.step > covered:
             raise PrivacyError(
-                f"step {charge.step} would leave the steps from {covered} on unpaid; run them in order"
+                f"step {charge.step} would leave steps from {covered} on unpaid; run them in order"
             )
         if charge.step < self.next_step:
             if self._replay:
@@ -411,14 +411,9 @@ class Ledger:
         self._append({"kind": "files", "sha256": dict(sha256)})
 
     @property
-    def head(self) -> str | None:
-        """Hash of the last line, for checkpoint and record; None without a file."""
-        return None if self._path is None else self.state.head
-
-    @property
-    def length(self) -> int:
-        """Number of lines, for checkpoint and record; 0 without a file."""
-        return 0 if self._path is None else self.state.length
+    def place(self) -> tuple[str | None, int]:
+        """Hash of the last line and number of lines, for checkpoint and record; None and 0 without a file."""
+        return (None, 0) if self._path is None else (self.state.head, self.state.length)
 
     def close(self) -> None:
         """Release the file and its lock; charging is over."""

@@ -169,7 +169,7 @@ NOISE = "rounded-gaussian/1"
 """The law of the noise, and the rule of the grid, as a run's record names them."""
 
 ROUNDINGS = 1.5
-"""Steps by which rounding can move a coordinate when a unit comes or goes: one part of the sum gives way to at most
+"""Steps by which rounding can move a coordinate when a unit comes or goes: one part of the sum is replaced by at most
 two (`sampling.split_microbatches`), which makes three roundings of half a step each."""
 
 MARGIN_BITS = 20

@@ -156,7 +156,7 @@ class RunDirectory:
         return self.path is not None and distributed.is_main_process()
 
     def _with_place(self, checkpoint: Checkpoint) -> bytes:
-        place = {"head": self.ledger.head, "length": self.ledger.length}
+        place = dict(zip(("head", "length"), self.ledger.place, strict=True))
         return checkpoint_bytes(replace(checkpoint, state={**checkpoint.state, "ledger": place}))
 
     def _write(self, files: Mapping[str, bytes]) -> None:

@@ -183,8 +183,8 @@ class RecordedRun:
             self.save()
             result, ledger = self._snapshot(self._metrics()), self._store.ledger
             self._write_record(FINISHED if result.complete else STOPPED, result)
-            # With the record's own line.
-            last = replace(result.ledger, head=ledger.head, entries=ledger.length)
+            head, entries = ledger.place  # with the record's own line
+            last = replace(result.ledger, head=head, entries=entries)
             self._result = replace(result, ledger=distributed.broadcast_from_main(lambda: last))
             self.learner.install_average()
             self.model.eval()
