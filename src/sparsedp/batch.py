@@ -118,33 +118,31 @@ def from_criterion(criterion: Callable[[Any, Tensor], Tensor]) -> LossFunction:
         try:
             return criterion(output, targets)
         except (ValueError, RuntimeError, IndexError) as error:
-            if _is_other_length(output, targets):
-                raise _other_length(output, targets) from error
+            if (reason := _explain_shapes(output, targets)) is not None:
+                raise SparseDPError(reason) from error
             raise
 
     return loss
 
 
-def _is_other_length(output: object, targets: object) -> bool:
+def _explain_shapes(output: object, targets: object) -> str | None:
+    """What is wrong with these shapes: examples are computed one by one, where `.squeeze()` takes their axis too."""
     if not isinstance(output, Tensor) or not isinstance(targets, Tensor):
-        return False
-    return output.shape[:1] != targets.shape[:1] or output.dim() != targets.dim()
-
-
-def _other_length(output: Tensor, targets: Tensor) -> SparseDPError:
-    """Examples are computed one by one, where a `.squeeze()` takes their axis away too."""
-    if output.shape[:1] == targets.shape[:1]:
-        return SparseDPError(
+        return None
+    if output.shape[:1] != targets.shape[:1]:
+        return (
+            f"criterion: a batch of {len(targets) if targets.dim() else 1} gives outputs of shape "
+            f"{tuple(output.shape)} for targets of shape {tuple(targets.shape)}. Every example is computed as a "
+            "batch of one, and a .squeeze() without an axis in the model's forward drops the axis of the examples "
+            "there: write .squeeze(1), or .flatten(1)"
+        )
+    if output.dim() != targets.dim():
+        return (
             f"criterion: it does not take outputs of {output.dim()} axes with targets of {targets.dim()}. Give both "
             "the shapes it expects, such as .squeeze(1) in the model's forward, or targets of shape (1,) in the data "
             "set"
         )
-    return SparseDPError(
-        f"criterion: a batch of {len(targets) if targets.dim() else 1} gives outputs of shape {tuple(output.shape)} "
-        f"for targets of shape {tuple(targets.shape)}. Every example is computed as a batch of one, and a .squeeze() "
-        "without an axis in the model's forward drops the axis of the examples there: write .squeeze(1), or "
-        ".flatten(1)"
-    )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -47,51 +47,34 @@ def freeze_batch_norm(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: a batch norm has no running statistics to fix, or a forward of its own that is none of these.
     """
-    return replace_batch_norm(
-        copy.deepcopy(model),
-        lambda _, affine, rest: nn.Sequential(OrderedDict(affine=affine, **rest)) if rest else affine,
-    )
-
-
-def replace_batch_norm(
-    model: nn.Module, place: Callable[[_BatchNorm, ChannelAffine, dict[str, nn.Module]], nn.Module]
-) -> nn.Module:
-    """Put something in the place of every batch norm, under all its names; every module stays in its mode.
-
-    Args:
-        model: is changed.
-        place: makes it of a batch norm, its affine map, and the modules that it runs afterwards.
-    """
+    model = copy.deepcopy(model)
     modes, around = {module: module.training for module in model.modules()}, model.training
     made: dict[nn.Module, nn.Module] = {}
     if isinstance(model, _BatchNorm):
-        return set_modes(_fixed(model, "the model itself", place), modes, around)
+        return _set_modes(_fixed(model, "the model itself"), modes, around)
     for name, parent in list(model.named_modules()):
         for local, child in list(parent._modules.items()):  # named_children leaves out a second name
-            if not isinstance(child, _BatchNorm):
-                continue
-            if child not in made:
-                made[child] = _fixed(child, f"{name}.{local}" if name else local, place)
-            setattr(parent, local, made[child])
-    return set_modes(model, modes, around)
+            if isinstance(child, _BatchNorm):
+                if child not in made:
+                    made[child] = _fixed(child, f"{name}.{local}" if name else local)
+                setattr(parent, local, made[child])
+    return _set_modes(model, modes, around)
 
 
-def _fixed(
-    norm: _BatchNorm,
-    name: str,
-    place: Callable[[_BatchNorm, ChannelAffine, dict[str, nn.Module]], nn.Module],
-) -> nn.Module:
+def _fixed(norm: _BatchNorm, name: str) -> nn.Module:
     affine, rest = _affine(norm, name), _after(norm, name)
-    if rest:
-        _check_same(norm, nn.Sequential(OrderedDict(affine=affine, **rest)), name)
-    return place(norm, affine, rest)
+    if not rest:
+        return affine
+    whole = nn.Sequential(OrderedDict(affine=affine, **rest))
+    _check_same(norm, whole, name)
+    return whole
 
 
-def set_modes(model: nn.Module, modes: Mapping[nn.Module, bool], around: bool) -> nn.Module:
+def _set_modes(model: nn.Module, modes: Mapping[nn.Module, bool], around: bool) -> nn.Module:
     """Put every module in the mode it had; one that is new gets that of the module around it."""
     model.training = modes.get(model, around)
     for child in model.children():
-        set_modes(child, modes, model.training)
+        _set_modes(child, modes, model.training)
     return model
 
 

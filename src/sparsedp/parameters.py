@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -60,12 +62,7 @@ class ParameterLayout:
         devices: dict[torch.device, str] = {}
         offset = 0
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-        norms = {
-            id(parameter)
-            for module in model.modules()
-            if _is_norm(module)
-            for parameter in module.parameters(recurse=False)
-        }
+        norms = {id(p) for m in model.modules() if _is_norm(m) for p in m.parameters(recurse=False)}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -77,11 +74,8 @@ class ParameterLayout:
                     "trained privately. Freeze it with requires_grad_(False)"
                 )
             devices.setdefault(parameter.device, name)
-            slots.append(
-                ParameterSlice(
-                    name, tuple(parameter.shape), offset, id(parameter) in tables, id(parameter) in norms
-                )
-            )
+            kinds = id(parameter) in tables, id(parameter) in norms
+            slots.append(ParameterSlice(name, tuple(parameter.shape), offset, *kinds))
             offset += parameter.numel()
         if offset == 0:
             raise ModelError(
@@ -108,26 +102,6 @@ class ParameterLayout:
                 return slot
         raise KeyError(f"no trainable parameter {name!r}; there are {[slot.name for slot in self.slots]}")
 
-    def locate(self, index: int) -> tuple[str, tuple[int, ...]]:
-        """Name and position inside the parameter of one flat index."""
-        if not 0 <= index < self.dimension:
-            raise IndexError(f"flat index {index} is outside 0..{self.dimension - 1}")
-        slot = next(slot for slot in self.slots if index < slot.span.stop)
-        position = torch.unravel_index(torch.tensor(index - slot.offset), slot.shape)
-        return slot.name, tuple(int(axis) for axis in position)
-
-    def index(self, name: str, position: tuple[int, ...]) -> int:
-        """Flat index of one scalar of a parameter: the inverse of `locate`."""
-        slot = self.slot(name)
-        if len(position) != len(slot.shape) or any(
-            not 0 <= p < n for p, n in zip(position, slot.shape, strict=True)
-        ):
-            raise IndexError(f"position {position} is outside {name!r} of shape {slot.shape}")
-        flat = 0
-        for p, n in zip(position, slot.shape, strict=True):
-            flat = flat * n + p
-        return slot.offset + flat
-
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The model's parameters in layout order.
 
@@ -147,17 +121,20 @@ class ParameterLayout:
 
     def flatten(self, model: nn.Module) -> Tensor:
         """The trainable scalars as one vector (a copy), in the widest dtype among them."""
-        values = [p.detach().reshape(-1) for p in self.parameters(model)]
-        dtype = torch.float32
-        for value in values:
-            dtype = torch.promote_types(dtype, value.dtype)
-        return torch.cat([value.to(dtype) for value in values])
+        parameters = self.parameters(model)
+        dtype = widest_dtype(parameters)
+        return torch.cat([p.detach().reshape(-1).to(dtype) for p in parameters])
 
     @torch.no_grad()
     def write(self, model: nn.Module, values: Tensor) -> None:
         """Set the trainable scalars to those of one vector: the inverse of `flatten`."""
         for slot, parameter in zip(self.slots, self.parameters(model), strict=True):
             parameter.copy_(values[slot.span].reshape(slot.shape))
+
+
+def widest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
+    """The widest dtype among some parameters, float32 or wider."""
+    return functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -175,9 +152,6 @@ class Support:
 
     __slots__ = ("_by_device", "_dimension", "_hash", "_held")
 
-    _held: Tensor | None
-    _dimension: int
-
     def __init__(self, indices: Tensor | Sequence[int], dimension: int) -> None:
         given = torch.as_tensor(indices).detach()
         if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
@@ -189,10 +163,7 @@ class Support:
         unique = torch.unique(given.to("cpu", torch.int64), sorted=True)
         if dimension < 0 or (unique.numel() and (int(unique[0]) < 0 or int(unique[-1]) >= dimension)):
             raise SparseDPError(f"Support: every index must lie in 0..{dimension - 1}")
-        self._fill(None if unique.numel() == dimension else unique.clone(), dimension)
-
-    def _fill(self, held: Tensor | None, dimension: int) -> None:
-        self._held = held
+        self._held: Tensor | None = None if unique.numel() == dimension else unique.clone()
         self._dimension = dimension
         self._by_device: dict[torch.device, Tensor] = {}
         self._hash: int | None = None
@@ -201,7 +172,7 @@ class Support:
     def full(cls, dimension: int) -> Support:
         """Every coordinate."""
         support = cls.empty(dimension)
-        support._fill(None, dimension)
+        support._held = None
         return support
 
     @classmethod
@@ -300,9 +271,8 @@ class Support:
             return {slot.name: torch.arange(slot.size) for slot in layout}
         cuts = torch.tensor([*(slot.offset for slot in layout), layout.dimension])
         bounds = torch.searchsorted(self._indices, cuts).tolist()
-        return {
-            slot.name: self._indices[bounds[i] : bounds[i + 1]] - slot.offset for i, slot in enumerate(layout)
-        }
+        parts = zip(layout, pairwise(bounds), strict=True)
+        return {slot.name: self._indices[start:stop] - slot.offset for slot, (start, stop) in parts}
 
     def inputs(self, layout: ParameterLayout, features: int) -> list[int]:
         """The inputs that an active coordinate of the first layer on so many features multiplies, in order."""

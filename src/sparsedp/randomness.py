@@ -10,13 +10,14 @@ import random
 import secrets
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import blake2b
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -124,9 +125,8 @@ def _numpy_state() -> object:
 class StepKey:
     """What all random numbers inside one step's model and data set are computed from.
 
-    Formal guarantees: Drawn from the run's private randomness, never stored or shown, nor computed from
-    anything that is.
-    Given it, a row's numbers are fixed, whoever else is in the batch; without it, they are independent of each other.
+    Formal guarantees: Drawn from the run's private randomness, never stored or shown, nor computed from anything that
+    is. Given it, a row's numbers are fixed, whoever else is in the batch; without it, they are independent.
     """
 
     key: bytes = field(repr=False)
@@ -153,60 +153,55 @@ def _random_bytes(count: int) -> bytes:
     return b"".join(ssl.RAND_bytes(min(_MOST_BYTES, count - done)) for done in range(0, count, _MOST_BYTES))
 
 
-def _system_words(count: int) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
-
-
-def _add(bits: int, sums: Tensor, words: Words) -> None:
-    if sums.device.type == "cpu" and sums.is_contiguous():
-        add_rounded_gaussian(bits, sums.detach().numpy(), words)
-    else:
-        noise = torch.zeros(sums.shape, dtype=torch.int64)
-        add_rounded_gaussian(bits, noise.numpy(), words)
-        sums += noise.to(sums.device)
-
-
-def _added_to_zeros(source: PrivateRandomness, bits: int, size: int, key: Sequence[int]) -> Tensor:
-    noise = torch.zeros(size, dtype=torch.int64)
-    source.add_rounded_gaussian(bits, noise, key)
-    return noise
-
-
-class PrivateRandomness(Protocol):
+class PrivateRandomness(ABC):
     """Randomness that must be unpredictable: noise and sampling.
 
     `key` names the draw (for example the step). A seeded source gives the same numbers for the same key, so a
     resumed run replays; the system source ignores it.
     """
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def publishable(self) -> bool:
         """Whether what it touches may be released with its guarantee."""
-        ...
+
+    @abstractmethod
+    def _words(self, purpose: int, key: Sequence[int]) -> Words:
+        """Random words for a purpose and a key."""
 
     def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
         """`size` independent int64 numbers, each an ideal Gaussian one of standard deviation 2^bits, rounded."""
-        ...
+        noise = torch.zeros(size, dtype=torch.int64)
+        self.add_rounded_gaussian(bits, noise, key)
+        return noise
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
         """Add such a number to each of an int64 vector, in place: no second vector of that length exists."""
-        ...
+        words = self._words(0, key)
+        if sums.device.type == "cpu" and sums.is_contiguous():
+            add_rounded_gaussian(bits, sums.detach().numpy(), words)
+        else:
+            noise = torch.zeros(sums.shape, dtype=torch.int64)
+            add_rounded_gaussian(bits, noise.numpy(), words)
+            sums += noise.to(sums.device)
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """`size` independent coins, each true with exactly `probability`, the rational number that the float is."""
-        ...
+        return coins(probability, size, self._words(1, key))
 
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
         """One exactly uniform integer in 0..bound-1 for each bound."""
-        ...
+        return below(bounds, self._words(2, key))
 
     def secret(self, key: Sequence[int]) -> StepKey:
         """What the random numbers inside a step's model and data set are computed from."""
-        ...
+        return StepKey(self._words(3, key)(SEED_BYTES // 8).astype("<u8").tobytes())
 
 
 @dataclass(frozen=True, slots=True)
-class SystemRandomness:
+class SystemRandomness(PrivateRandomness):
     """A cryptographic generator keyed and re-keyed from the operating system's entropy: nothing to seed or replay.
 
     The bits are OpenSSL's (an AES-256 counter generator, safe across threads and forks), as the kernel's own device
@@ -218,38 +213,22 @@ class SystemRandomness:
         """Yes."""
         return True
 
-    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
-        """Fresh noise; `key` is ignored."""
-        return _added_to_zeros(self, bits, size, key)
+    def _words(self, purpose: int, key: Sequence[int]) -> Words:
+        return lambda count: np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
-        """Fresh noise; `key` is ignored. Long vectors are drawn by as many threads as PyTorch has."""
-
-        def fill(stretch: Tensor) -> None:
-            _add(bits, stretch, _system_words)
-
+        """Fresh noise; long vectors are drawn by as many threads as PyTorch has."""
+        draw = PrivateRandomness.add_rounded_gaussian
         if sums.numel() <= _PIECE:
-            fill(sums)
+            draw(self, bits, sums, key)
             return
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for done in [pool.submit(fill, stretch) for stretch in torch.split(sums, _PIECE)]:
+            for done in [pool.submit(draw, self, bits, part, key) for part in torch.split(sums, _PIECE)]:
                 done.result()
-
-    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Independent coins; `key` is ignored."""
-        return coins(probability, size, _system_words)
-
-    def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Uniform integers; `key` is ignored."""
-        return below(bounds, _system_words)
-
-    def secret(self, key: Sequence[int]) -> StepKey:
-        """Fresh entropy, every time; `key` is ignored."""
-        return StepKey(_random_bytes(SEED_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
-class SeededRandomness:
+class SeededRandomness(PrivateRandomness):
     """Reproducible randomness for experiments. Whoever knows the seed can subtract the noise: not for release."""
 
     seed: int
@@ -262,33 +241,9 @@ class SeededRandomness:
         """No."""
         return False
 
-    def _stream(self, purpose: int, key: Sequence[int]) -> Words:
+    def _words(self, purpose: int, key: Sequence[int]) -> Words:
         generator = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(purpose, *key)))
-
-        def words(count: int) -> npt.NDArray[np.uint64]:
-            return np.asarray(generator.random_raw(count), dtype=np.uint64)
-
-        return words
-
-    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
-        """Noise determined by seed and key."""
-        return _added_to_zeros(self, bits, size, key)
-
-    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
-        """Noise determined by seed and key."""
-        _add(bits, sums, self._stream(0, key))
-
-    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Coins determined by seed and key."""
-        return coins(probability, size, self._stream(1, key))
-
-    def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Integers determined by seed and key."""
-        return below(bounds, self._stream(2, key))
-
-    def secret(self, key: Sequence[int]) -> StepKey:
-        """A secret determined by seed and key."""
-        return StepKey(self._stream(3, key)(SEED_BYTES // 8).astype("<u8").tobytes())
+        return lambda count: np.asarray(generator.random_raw(count), dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +264,7 @@ class PublicRandomness:
         return cls(secrets.randbits(63))
 
     def _stream(self, purpose: int, key: Sequence[int]) -> np.random.Generator:
-        return np.random.Generator(
-            np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(100 + purpose, *key)))
-        )
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(100 + purpose, *key)))
 
     def permutation(self, size: int, key: Sequence[int]) -> Tensor:
         """A uniformly random order of 0..size-1."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,13 @@ from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase
 from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, RowCountSum
-from sparsedp.randomness import PublicRandomness, SeededRandomness, StepKey, fork_generators
+from sparsedp.randomness import (
+    PrivateRandomness,
+    PublicRandomness,
+    SeededRandomness,
+    StepKey,
+    fork_generators,
+)
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.step import counted_rows
 from sparsedp.validation.data import PROBE_ROWS
@@ -43,7 +49,7 @@ from sparsedp.validation.data import PROBE_ROWS
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ForcedBatch:
+class ForcedBatch(PrivateRandomness):
     """Makes the real sampler draw the units it is told to, each with the same rows whoever else is drawn.
 
     A unit's choice of rows is keyed by the unit: two draws that differ by one unit differ in nothing else.
@@ -63,13 +69,8 @@ class ForcedBatch:
         """Never."""
         return False
 
-    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
-        """None: these are for drawing batches."""
-        raise SparseDPError("forced batch make no noise")
-
-    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
-        """None: these are for drawing batches."""
-        raise SparseDPError("forced batch make no noise")
+    def _words(self, purpose: int, key: Sequence[int]) -> NoReturn:
+        raise SparseDPError("forced batches make no noise")
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
         """The coins given."""

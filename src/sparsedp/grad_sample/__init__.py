@@ -8,7 +8,7 @@ from torch import nn
 
 from sparsedp.batch import LossFunction
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample import recurrent as _recurrent  # noqa: F401  registers batching rules
+from sparsedp.grad_sample import batching as _batching  # noqa: F401  registers its rules
 from sparsedp.grad_sample.bookkeeping import BookKeepingEngine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine

@@ -19,16 +19,12 @@ from sparsedp.grad_sample.sampler import (
     Metrics,
     UnitPlaces,
     add_to,
+    spans,
     squared_norms_of,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class _Grouped:
-    """One parameter's samplers, and the unit of each example if gradients are still to be added up by it."""
-
-    samplers: list[GradSampler]
-    units: Tensor | None
+_Grouped = tuple[list[GradSampler], Tensor | None]
+"""One parameter's samplers, and the unit of each example if gradients are still to be added up by it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +59,16 @@ class Chunk:
                 by_unit = [sampler.by_unit(units, self._places) for sampler in samplers]
                 if all(sampler is not None for sampler in by_unit):
                     samplers, units = [sampler for sampler in by_unit if sampler is not None], None
-            self._known[name] = _Grouped(samplers, units)
+            self._known[name] = samplers, units
         return self._known[name]
 
     def comes_whole(self, name: str) -> bool:
         """Whether a parameter's gradients can only be had for all units together."""
-        return self._grouped(name).units is not None
+        return self._grouped(name)[1] is not None
 
     def explicit(self, name: str, span: slice) -> Tensor:
         """One parameter's gradients, [planes, contributions, scalars]: of some, or of all where they come whole."""
-        grouped = self._grouped(name)
-        first, *others = grouped.samplers
+        (first, *others), units = self._grouped(name)
         if others:
             gradients = first.in_block_order(span)
             if span != slice(None):
@@ -82,22 +77,21 @@ class Chunk:
                 gradients += sampler.in_block_order(span)
         else:
             gradients = first.explicit(span)
-        if grouped.units is None:
+        if units is None:
             return gradients
         merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
-        return merged.index_add_(1, grouped.units, gradients)
+        return merged.index_add_(1, units, gradients)
 
     def ghost_norm(self, name: str, metric: Metric) -> GradSampler | None:
         """The parameter's gradients, per unit where there are units, if formulas hold; the same object again."""
-        grouped = self._grouped(name)
-        (first, *others) = grouped.samplers
-        if others or grouped.units is not None or not first.has_ghost_norm(metric):
+        (first, *others), units = self._grouped(name)
+        if others or units is not None or not first.has_ghost_norm(metric):
             return None
         return first
 
     def sole_sampler(self, name: str) -> GradSampler | None:
         """The parameter's sampler if it has just one."""
-        samplers = self._grouped(name).samplers
+        samplers, _ = self._grouped(name)
         return samplers[0] if len(samplers) == 1 else None
 
     def restricted(self, blocks: Mapping[str, Block], span: slice) -> Tensor:
@@ -109,9 +103,8 @@ class Chunk:
                 parts.append(torch.zeros(count, block.active_count, device=block.device))
                 continue
             planes, sampler = self.explicit(name, span), self.sole_sampler(name)
-            if sampler is not None and planes.shape[0] > 1:
-                rows = [sampler.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
-                planes = torch.stack(rows).unsqueeze(0)
+            if sampler is not None:
+                planes = sampler.as_one_plane(planes)
             parts.append(block.active(planes[0]).to(torch.float64, copy=True))
         return torch.cat([part.to(torch.float64) for part in parts], dim=1)
 
@@ -181,8 +174,7 @@ class ClippedSum:
         rejected = factors == 0
         if bool(rejected.any()):
             z[:, rejected] = 0
-        for start in range(0, z.shape[1], MOST_SUMMED):
-            span = slice(start, start + MOST_SUMMED)
+        for span in spans(z.shape[1], MOST_SUMMED):
             planes = torch.matmul(factors[span].to(z), z[:, span])
             if name in self._homes and name not in self._raw:
                 self._measured.setdefault(name, self._homes[name].view(planes.shape))
@@ -211,15 +203,15 @@ class ClippedSum:
             if name in self._measured:
                 sampler, planes = self._samplers[name], self._measured.pop(name)
                 flat = (planes if sampler is None else sampler.from_planes(planes)).reshape(-1)
-                if flat.data_ptr() != place.data_ptr():
-                    _bring(block.active(flat), place, at_home=planes.data_ptr() == place.data_ptr())
-            if name in self._raw:
-                raw = self._raw.pop(name)
-                if raw.data_ptr() != place.data_ptr():
-                    place += block.active(self._metrics.of(name).apply_to_sum(raw, self._raw_factors[name]))
-            elif name in self._raw_factors and not self._metrics.of(name).is_identity:
-                nothing = self._total.new_zeros(block.size)
-                place += block.active(self._metrics.of(name).apply_to_sum(nothing, self._raw_factors[name]))
+                if planes.data_ptr() == place.data_ptr() != flat.data_ptr():
+                    place.copy_(block.active(flat))  # made in its place, but in another order
+                elif flat.data_ptr() != place.data_ptr():
+                    place += block.active(flat)
+            metric, raw = self._metrics.of(name), self._raw.pop(name, None)
+            if raw is None and name in self._raw_factors and not metric.is_identity:
+                raw = self._total.new_zeros(block.size)
+            if raw is not None and raw.data_ptr() != place.data_ptr():
+                place += block.active(metric.apply_to_sum(raw, self._raw_factors[name]))
         return self._total
 
     def _squared_norms(self, chunk: Chunk) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -252,21 +244,12 @@ class ClippedSum:
         return 4 * chunk.samplers[name][0].block_size
 
     def _spans(self, chunk: Chunk, name: str) -> list[slice]:
-        step = max(1, self._keep // self._bytes_each(chunk, name))
-        return [slice(start, start + step) for start in range(0, chunk.unit_count, step)]
+        return spans(chunk.unit_count, self._keep // self._bytes_each(chunk, name))
 
     def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
         sampler, gradients = chunk.sole_sampler(name), chunk.explicit(name, span)
         to_planes = GradSampler().to_planes if sampler is None else sampler.to_planes
         return self._metrics.in_planes(name, gradients.shape[0], to_planes).apply_(gradients)
-
-
-def _bring(values: Tensor, place: Tensor, *, at_home: bool) -> None:
-    """Put values where they belong; those that were made there, in another order, take the place of themselves."""
-    if at_home:
-        place.copy_(values)
-    else:
-        place += values
 
 
 def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

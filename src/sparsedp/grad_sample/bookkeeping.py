@@ -23,14 +23,14 @@ from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
-from sparsedp.grad_sample.isolation import MADE_UP, fork_draws, isolated_losses, made_up, why_not_isolated
+from sparsedp.grad_sample.isolation import fork_draws, isolated_losses, made_up, on_made_up, why_not_isolated
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
-from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.parameters import ParameterLayout, Support, widest_dtype
 
 LARGE_SUM = 1 << 23
 """Coordinates from which on a sum takes what the system has to give, and not freed memory beside it."""
@@ -143,7 +143,6 @@ class BookKeepingEngine:
 
     @property
     def layout(self) -> ParameterLayout:
-        """The flat coordinates of the model's trainable parameters."""
         return self._layout
 
     @property
@@ -156,19 +155,12 @@ class BookKeepingEngine:
         """Whether the reference engine answers for this model."""
         return self._falls_back
 
-    @property
-    def largest_chunk(self) -> int | None:
-        """Most examples that went or will go through the model at once; None before it has seen any."""
-        sizes = [] if self._prepared is None else [x.chunk_size for x in self._prepared.surveyed.values()]
-        return max(sizes, default=None)
-
     def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
-        """The sum over all units of their clipped gradients on the support."""
         prepared = self._prepare(query.support)
         device = next(iter(prepared.parameters.values())).device
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
-            metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
+            metrics = Metrics(prepared.blocks, query.geometry, widest_dtype(prepared.parameters.values()))
         running: ClippedSum | None = None
         by_reference: Tensor | None = None
         for batch in batches:
@@ -195,19 +187,13 @@ class BookKeepingEngine:
             give_back_freed_memory()
         return ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device), device)
 
-    def _dtype(self) -> torch.dtype:
-        dtype = torch.float32
-        for parameter in self._layout.parameters(self._model):
-            dtype = torch.promote_types(dtype, parameter.dtype)
-        return dtype
-
     def _prepare(self, support: Support) -> _Prepared:
         parameters = self._layout.parameters(self._model)
         if self._prepared is None or self._prepared.support is not support:
             blocks = make_blocks(self._layout, support, parameters[0].device)
             named = {slot.name: p for slot, p in zip(self._layout, parameters, strict=True)}
             leaves = {graph_leaf(p): name for name, p in named.items() if name in blocks}
-            metrics = Metrics(blocks, Identity(), self._dtype())
+            metrics = Metrics(blocks, Identity(), widest_dtype(parameters))
             self._prepared = _Prepared(support, blocks, named, leaves, metrics)
         return self._prepared
 
@@ -219,9 +205,7 @@ class BookKeepingEngine:
         if not self._falls_back and kind not in prepared.surveyed:
             try:
                 prepared.surveyed[kind] = self._survey(batch.rows, kind, prepared, query)
-            except (
-                Exception
-            ) as reason:  # what vmap cannot do; an error of the model's own comes up again below
+            except Exception as reason:  # an error of the model's own comes up again below
                 if isinstance(reason, SparseDPError) and not isinstance(reason, FallbackError):
                     raise
                 self._say(f"the book-keeping engine falls back to the reference engine: {reason}")
@@ -239,18 +223,19 @@ class BookKeepingEngine:
             FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
+        rows = to_device(rows, device)
         known = (kind.shapes, *sorted(prepared.leaves.values()))
-        if known not in self._known:  # costs d, and a support may be new in every step
-            with torch.enable_grad():
-                reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
-            if reason is not None:
-                raise FallbackError(reason)
+        is_new = (
+            known not in self._known
+        )  # asked for here: it costs d, and a support may be new in every step
+        if is_new and (reason := why_not_isolated(self._model, self._loss, rows)) is not None:
+            raise FallbackError(reason)
         with fork_draws(None, device):
-            two, three = self._try_made_up(to_device(rows, device))
+            two, three = on_made_up(lambda kind: [self._forward(made_up(rows, n, kind)) for n in (2, 3)])
             traced = trace(two.graph, three.graph, prepared.leaves)
             uses = three.uses(traced)
             three.backward(None, uses, keep_graph=True)
-            if known not in self._known:
+            if is_new:
                 for use in uses:
                     use.check_formulas(3, Space(self._workspace, "check"))
                 self._known.add(known)
@@ -262,16 +247,6 @@ class BookKeepingEngine:
                     f"{names}: {use.node.name()} has no formula; its backward runs once for each example"
                 )
         return _Surveyed(_chunk_size(three, uses, samplers, kind, prepared.plain_metrics, query), traced)
-
-    def _try_made_up(self, rows: Batch) -> list[_Forward]:
-        """Forwards of two and of three made-up examples, of the first kind that the model takes."""
-        errors = []
-        for kind in MADE_UP:
-            try:
-                return [self._forward(made_up(rows, count, kind)) for count in (2, 3)]
-            except Exception as error:
-                errors.append(error)
-        raise errors[0]
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
         """Forward and backward over one chunk; None if it needs the reference engine.
@@ -294,14 +269,10 @@ class BookKeepingEngine:
             losses = isolated_losses(self._model, self._loss, rows)
         return _Forward(losses, Graph.of(losses))
 
-    def _samplers(
-        self, uses: Sequence[Use], examples: int, prepared: _Prepared
-    ) -> dict[str, list[GradSampler]]:
-        space = Space(self._workspace, "")
+    def _samplers(self, uses: Sequence[Use], examples: int, of: _Prepared) -> dict[str, list[GradSampler]]:
         found: dict[str, list[GradSampler]] = {}
-        for name, sampler in grad_samplers(
-            uses, examples, prepared.leaves, prepared.parameters, prepared.blocks, space
-        ):
+        space = Space(self._workspace, "")
+        for name, sampler in grad_samplers(uses, examples, of.leaves, of.parameters, of.blocks, space):
             found.setdefault(name, []).append(sampler)
         return found
 

@@ -46,7 +46,6 @@ class ConvWeight(GradSampler):
 
     @property
     def block_size(self) -> int:
-        """Scalars per example."""
         return self.b.shape[1] * (self.a.shape[1] // self.groups) * math.prod(self.kernel)
 
     @property
@@ -70,19 +69,16 @@ class ConvWeight(GradSampler):
         return unit_stride and wide and self.groups == 1
 
     def to_planes(self, block: Tensor) -> Tensor:
-        """[o, c, *kernel] to one plane, or to one plane per kernel offset."""
         if not self._shifts:
             return block.reshape(1, -1)
         return block.flatten(2).permute(2, 0, 1).flatten(1).contiguous()
 
     def from_planes(self, planes: Tensor) -> Tensor:
-        """Back to [o, c, *kernel] order."""
         if not self._shifts:
             return planes
         return planes.reshape(planes.shape[0], self.b.shape[1], -1).permute(1, 2, 0)
 
     def explicit(self, span: slice) -> Tensor:
-        """Per-example weight gradients: one plane, or one plane per kernel offset."""
         a, b = self._padded(self.a[span]), self.b[span]
         if self._shifts:
             return self._by_shifts(a, b, span)
@@ -111,17 +107,14 @@ class ConvWeight(GradSampler):
         return _inner(a, [slice((out - 1) * s + (k - 1) * d + 1) for out, s, k, d in reach])
 
     def has_ghost_norm(self, metric: Metric) -> bool:
-        """Where all of the block counts alike, and positions are few for its size."""
         pixels, positions = math.prod(self._sizes), math.prod(self.b.shape[2:])
         products = pixels**2 * self.a.shape[1] + positions**2 * self.b.shape[1]
         return metric.is_identity and self.groups == 1 and pays(products, positions, self.block_size)
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """From Gram matrices."""
         return self._measured.squared
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
-        """One ordinary weight gradient, and by themselves the examples whose positions cancel."""
         together = self._measured.together(factors)
         a, b = silence(together, self.a, self.b)
         for span in summed(len(a), math.prod(b.shape[2:])):

@@ -65,7 +65,6 @@ class TokenRows(GradSampler):
 
     @property
     def block_size(self) -> int:
-        """Scalars per example."""
         return self.rows * self.vectors.shape[1]
 
     @functools.cached_property
@@ -74,7 +73,6 @@ class TokenRows(GradSampler):
         return self.vectors if self.kept is None else self.vectors.index_select(0, self.kept)
 
     def explicit(self, span: slice) -> Tensor:
-        """Dense per-example gradients [n, r * e]."""
         start, stop, _ = span.indices(self.examples)
         within = ((self.owners >= start) & (self.owners < stop)).nonzero().squeeze(1)
         where = (self.owners[within] - start) * self.rows + self.places[within]
@@ -82,7 +80,6 @@ class TokenRows(GradSampler):
         return dense.index_add_(0, where, self.gradients[within]).reshape(1, stop - start, -1)
 
     def joined(self, others: Sequence[GradSampler]) -> GradSampler | None:
-        """With the entries of the same parameter's other uses."""
         if not others:
             return self
         uses = [self, *(other for other in others if isinstance(other, TokenRows))]
@@ -97,7 +94,6 @@ class TokenRows(GradSampler):
         )
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
-        """The entries of a unit's examples are the unit's."""
         return replace(self, owners=units[self.owners], examples=int(units[-1]) + 1)
 
     @functools.cached_property
@@ -117,11 +113,9 @@ class TokenRows(GradSampler):
         return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total, by_row=True)
 
     def has_ghost_norm(self, metric: Metric) -> bool:
-        """In any metric."""
         return True
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """Those of an example's pairs, added up in float64."""
         pairs, weight, centre = self.pairs, metric.weight, metric.centre
         if weight is None:
             squares = squared_norms_of(pairs.gradients)
@@ -138,7 +132,6 @@ class TokenRows(GradSampler):
         return norms.index_add_(0, pairs.owners, squares)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
-        """Add every pair's scaled gradient to its row; rows no token touched are not looked at."""
         pairs, weights = self.pairs, factors.index_select(0, self.pairs.owners)
         if bool((factors == 0).any()):
             pairs, weights = pairs.heard(weights), weights[weights != 0]

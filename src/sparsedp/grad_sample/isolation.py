@@ -13,21 +13,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import TransformType, _add_batch_dim
+from torch._C._functorch import TransformType
 from torch._functorch.autograd_function import custom_function_call, has_overridden_vmap_rule
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.vmap import unwrap_batched
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.batch import Batch, LossFunction, validate_losses
+from sparsedp.batch import Batch, LossFunction, slice_batch, validate_losses
 from sparsedp.errors import ModelError
 from sparsedp.randomness import SEED_BYTES, GeneratorMonitor, PublicRandomness, fork_generators
 
@@ -92,26 +90,22 @@ def why_not_isolated(model: nn.Module, loss: LossFunction, rows: Batch) -> str |
         Exception: the model's own, where it cannot run on single made-up examples either.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    first: Exception | None = None
-    with fork_draws(None, parameters[0].device):
-        for kind in MADE_UP:
-            made = made_up(rows, 2, kind)
-            try:
-                single = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1], made)
-                validate_losses(loss(model, single), 1)
-            except Exception as error:  # whatever a model may do with such an example
-                first = first or error
-                continue
-            if (reason := _looks_below(model, loss, single, parameters[0].device)) is not None:
-                return reason
-            try:
-                losses = isolated_losses(model, loss, made)
-                torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
-            except Exception as error:  # whatever PyTorch cannot vectorise
-                return re.split(r"\.\s|\n", str(error))[0].strip() or type(error).__name__
-            return None
-    assert first is not None
-    raise first
+
+    def single_of(kind: str) -> tuple[str, Batch]:
+        single = slice_batch(made_up(rows, 2, kind), slice(1))
+        validate_losses(loss(model, single), 1)
+        return kind, single
+
+    with torch.enable_grad(), fork_draws(None, parameters[0].device):
+        kind, single = on_made_up(single_of)
+        if (reason := _looks_below(model, loss, single, parameters[0].device)) is not None:
+            return reason
+        try:
+            losses = isolated_losses(model, loss, made_up(rows, 2, kind))
+            torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+        except Exception as error:  # whatever PyTorch cannot vectorise
+            return re.split(r"\.\s|\n", str(error))[0].strip() or type(error).__name__
+    return None
 
 
 class _OperatorNames(TorchDispatchMode):
@@ -235,6 +229,24 @@ def made_up(rows: Batch, count: int, kind: str = "mixed") -> Batch:
         return bits.reshape(shape).to(leaf)
 
     return pytree.tree_map_only(Tensor, made, rows)
+
+
+Found = TypeVar("Found")
+
+
+def on_made_up(run: Callable[[str], Found]) -> Found:
+    """What a run on made-up examples gives, of the first kind that the model takes.
+
+    Raises:
+        Exception: the model's own on the first kind, where it takes none.
+    """
+    errors = []
+    for kind in MADE_UP:
+        try:
+            return run(kind)
+        except Exception as error:  # whatever a model may do with such examples
+            errors.append(error)
+    raise errors[0]
 
 
 @contextmanager
@@ -362,136 +374,3 @@ class _PaddingIsConstant(TorchFunctionMode):
             return found
         is_padding = given["input"] == padding % given["weight"].shape[0]
         return torch.where(is_padding.unsqueeze(-1), found.detach(), found)
-
-
-# Rules for operators that PyTorch does not vectorise. A rule is given all examples' operands and computes below vmap,
-# so it is part of what keeps examples apart: tests compare each with single examples.
-
-_LIBRARY: Any = torch.library.Library("aten", "IMPL")
-
-Rule = Callable[..., Tensor | tuple[Tensor, ...]]
-"""From the number of examples, the operands' axes of examples and the operands to results with the examples first."""
-
-
-def batching_rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
-    """Register what a rule makes of the operands below the vectorised level."""
-
-    def register(make: Callable[..., Rule]) -> Callable[..., Rule]:
-        for name in names:
-            _LIBRARY.impl(name, _kernel(make(name)), "FuncTorchBatched", with_keyset=True)
-        return make
-
-    return register
-
-
-def _kernel(rule: Rule) -> Callable[..., Any]:
-    below_vmap = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
-
-    def kernel(keys: Any, *operands: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> Any:
-        interpreter: Any = retrieve_current_functorch_interpreter()
-        level, count = interpreter.level(), interpreter.batch_size()
-        if rule.__name__ == "attention":  # its schema has a tensor that is given by name alone
-            operands = (*operands, *[0.0, False][len(operands) - 3 :], attn_mask, scale)
-        whole, axes = unwrap_batched(operands, level)
-        with torch._C._ExcludeDispatchKeyGuard(below_vmap):
-            found = rule(count, axes, *whole)
-        if isinstance(found, Tensor):
-            return _add_batch_dim(found, 0, level)
-        return tuple(_add_batch_dim(result, 0, level) for result in found)
-
-    return kernel
-
-
-def to_front(operand: Any, axis: Any, count: int) -> Any:
-    """Operands with the axis of the examples first."""
-    if isinstance(operand, Tensor):
-        return operand.expand(count, *operand.shape) if axis is None else operand.movedim(axis, 0)
-    return tuple(to_front(one, a, count) for one, a in zip(operand, axis, strict=True))
-
-
-@batching_rule("embedding_bag.padding_idx", "embedding_bag")
-def _bags(name: str) -> Rule:
-    def rule(
-        count: int,
-        axes: Any,
-        weight: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        scale_by_frequency: bool = False,
-        mode: int = 0,
-        sparse: bool = False,
-        weights: Tensor | None = None,
-        include_last: bool = False,
-        padding: int | None = None,
-    ) -> Any:
-        indices = to_front(indices, axes[1], count)
-        bags = len(offsets) - include_last if axes[2] is None else 0
-        length = indices.shape[1] // max(bags, 1)
-        if not bags or not bool((offsets.diff() == length).all()) or length * bags != indices.shape[1]:
-            raise RuntimeError("embedding_bag: bags of different lengths cannot be vectorised")
-        own = None if weights is None else to_front(weights, axes[6], count).reshape(count, bags, length)
-        table = indices.reshape(count, bags, length)
-        kept = None if padding is None or padding < 0 else table != padding
-        if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
-            weight = to_front(weight, axes[0], count)
-            table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
-            weight = weight.flatten(0, 1)
-        found = _reduce_bags(F.embedding(table, weight), mode, own, kept)
-        unused = found.new_empty(count, 0)
-        return found, unused, unused, unused
-
-    return rule
-
-
-def _reduce_bags(vectors: Tensor, mode: int, weights: Tensor | None, kept: Tensor | None) -> Tensor:
-    """What `nn.EmbeddingBag` makes of a bag's vectors [..., entries, f]: 0 sum, 1 mean, 2 the largest."""
-    if weights is not None:
-        vectors = vectors * weights.unsqueeze(-1)
-    if kept is None:
-        return vectors.max(-2).values if mode == 2 else vectors.mean(-2) if mode == 1 else vectors.sum(-2)
-    kept = kept.unsqueeze(-1)
-    if mode == 2:
-        largest = vectors.masked_fill(~kept, -torch.inf).max(-2).values
-        return torch.where(kept.any(-2), largest, torch.zeros_like(largest))
-    total = vectors.masked_fill(~kept, 0.0).sum(-2)
-    return total / kept.sum(-2).clamp(min=1) if mode == 1 else total
-
-
-@batching_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
-def _refused(name: str) -> Rule:
-    """PyTorch would run these in a loop, and fail in the step where examples come out in different sizes."""
-
-    def rule(count: int, axes: Any, *operands: Any) -> Any:
-        raise RuntimeError(f"the shape of what {name.split('.')[0]} gives depends on the example's values")
-
-    return rule
-
-
-@batching_rule("_scaled_dot_product_flash_attention_for_cpu")
-def _attention(name: str) -> Rule:
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def attention(
-        count: int,
-        axes: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        dropout: float,
-        causal: bool,
-        mask: Tensor | None,
-        scale: float | None,
-    ) -> tuple[Tensor, ...]:
-        """Fused attention attends inside each entry of its first axis, so examples go there."""
-        query, key, value = (
-            to_front(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
-        )
-        if mask is not None:
-            mask = to_front(mask, axes[5], count)
-            mask = mask.reshape(count, *[1] * (query.dim() - mask.dim()), *mask.shape[1:])
-            mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
-        parts = (one.flatten(0, 1) for one in (query, key, value))
-        found = fused(*parts, dropout, causal, attn_mask=mask, scale=scale)
-        return tuple(one.reshape(*query.shape[:2], *one.shape[1:]) for one in found)
-
-    return attention

@@ -27,6 +27,7 @@ from sparsedp.grad_sample.sampler import (
     UnitPlaces,
     add_to,
     silence,
+    spans,
     squared_norms_of,
 )
 
@@ -67,21 +68,17 @@ class Outer(GradSampler):
 
     @property
     def block_size(self) -> int:
-        """Scalars per example."""
         return self.a.shape[1] * self.b.shape[1]
 
     def explicit(self, span: slice) -> Tensor:
-        """The outer products of some examples."""
         return (self.b[span].unsqueeze(2) * self.a[span].unsqueeze(1)).flatten(1).unsqueeze(0)
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
-        """A unit's rows are the positions of a sequence."""
         if places is None:
             return None
         return SequenceOuter(places.beside(self.a), places.beside(self.b), self.space)
 
     def has_ghost_norm(self, metric: Metric) -> bool:
-        """In any metric."""
         return True
 
     def squared_norms(self, metric: Metric) -> Tensor:
@@ -109,9 +106,10 @@ class Outer(GradSampler):
             if self.a.dtype == torch.float64:
                 return squared
             return squared.masked_fill((a_squared > EXTREME**2) | (b_squared > EXTREME**2), torch.inf)
-        rows, step = metric.squared_rows.to(self.a.dtype), cached_rows()
-        parts = [self.a[start : start + step] for start in range(0, len(self.a), step)]
-        products = torch.cat([self._products(part, rows) for part in parts])
+        rows = metric.squared_rows.to(self.a.dtype)
+        # a slice for every thread at a time, and no more, so that they stay in the cache
+        parts = spans(len(self.a), SLICE * max(2, torch.get_num_threads()))
+        products = torch.cat([self._products(self.a[span], rows) for span in parts])
         b2 = self.b * self.b
         norms: Tensor = torch.linalg.vecdot(products[:, : len(metric.weight)], b2)
         if self.a.dtype == torch.float64:
@@ -123,19 +121,15 @@ class Outer(GradSampler):
         squares = torch.mul(a, a, out=self.space.scratch(tuple(a.shape), a))
         if a.shape[1] <= WIDE:
             return inner_products(squares, rows)
-        spans = [slice(start, start + WIDE) for start in range(0, a.shape[1], WIDE)]
-        return (
-            torch.stack([(squares[:, span] @ rows[:, span].T).double() for span in spans]).sum(0).to(a.dtype)
-        )
+        parts = [(squares[:, span] @ rows[:, span].T).double() for span in spans(a.shape[1], WIDE)]
+        return torch.stack(parts).sum(0).to(a.dtype)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
-        """One ordinary weight gradient on the scaled output gradients."""
         a, b = silence(factors, self.a, self.b)
         if metric.centre is not None:
             a, b = a.double(), b.double()
         scaled = b * factors.to(b).unsqueeze(1)
-        for start in range(0, len(a), MOST_SUMMED):
-            span = slice(start, start + MOST_SUMMED)
+        for span in spans(len(a), MOST_SUMMED):
             add_to(total, outer_sum(scaled[span], a[span]))
 
 
@@ -152,11 +146,10 @@ class SequenceOuter(GradSampler):
 
     @property
     def block_size(self) -> int:
-        """Scalars per example."""
         return self.a.shape[2] * self.b.shape[2]
 
     def explicit(self, span: slice) -> Tensor:
-        """Per-example weight gradients by a batched product, which for few inputs is quicker turned."""
+        """By a batched product, which for few inputs is quicker turned."""
         a, b = self.a[span], self.b[span].transpose(1, 2)
         n, i, o = a.shape[0], a.shape[2], b.shape[1]
         room = self.space.result((n, o, i), a, span)
@@ -166,23 +159,19 @@ class SequenceOuter(GradSampler):
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
-        """A unit's sequences one after the other."""
         if places is None:
             return None
         a, b = (places.beside(values).flatten(1, 2) for values in (self.a, self.b))
         return SequenceOuter(a, b, self.space)
 
     def has_ghost_norm(self, metric: Metric) -> bool:
-        """Where all of the block counts alike, and positions are few for its size."""
         t, i, o = self.a.shape[1], self.a.shape[2], self.b.shape[2]
         return metric.is_identity and pays(t * t * (i + o), t, i * o)
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """From Gram matrices."""
         return self._measured.squared
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
-        """One ordinary weight gradient, and by themselves the examples whose positions cancel."""
         together = self._measured.together(factors)
         a, b = silence(together, self.a, self.b)
         for span in summed(len(a), a.shape[1]):
@@ -228,11 +217,9 @@ class GhostNorms:
 
     def together(self, factors: Tensor) -> Tensor:
         """The factors in the shared sum: zero for those that are summed alone."""
-        return (
-            factors.index_fill(0, torch.tensor(self.alone, device=factors.device), 0)
-            if self.alone
-            else factors
-        )
+        if not self.alone:
+            return factors
+        return factors.index_fill(0, torch.tensor(self.alone, device=factors.device), 0)
 
 
 def measure(grams: Iterable[tuple[Tensor, Tensor]], form: Callable[[int], Tensor], exact: bool) -> GhostNorms:
@@ -257,22 +244,12 @@ def measure(grams: Iterable[tuple[Tensor, Tensor]], form: Callable[[int], Tensor
 
 def cached(examples: int, scalars: int) -> list[slice]:
     """Samples of so many scalars each, as many at a time as stay in the cache in float64."""
-    return _spans(examples, WIDE_BYTES // (8 * max(scalars, 1)))
+    return spans(examples, WIDE_BYTES // (8 * max(scalars, 1)))
 
 
 def summed(examples: int, positions: int) -> list[slice]:
     """Samples of so many positions each, as many at a time as may be summed in float32."""
-    return _spans(examples, min(MOST_SUMMED, MOST_POSITIONS // max(positions, 1)))
-
-
-def _spans(examples: int, step: int) -> list[slice]:
-    step = max(step, 1)
-    return [slice(start, start + step) for start in range(0, examples, step)]
-
-
-def cached_rows() -> int:
-    """Samples to square at a time: a slice for every thread, and no more, so that they stay in the cache."""
-    return SLICE * max(2, torch.get_num_threads())
+    return spans(examples, min(MOST_SUMMED, MOST_POSITIONS // max(positions, 1)))
 
 
 def inner_products(a: Tensor, rows: Tensor) -> Tensor:

@@ -18,13 +18,8 @@ from sparsedp.batch import (
 )
 from sparsedp.clipping import LayerClip
 from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated_losses, why_not_isolated
-from sparsedp.grad_sample.query import (
-    ClippedSumQuery,
-    group_of_coordinates,
-    mean_per_unit,
-    sum_clipped_rows,
-)
-from sparsedp.parameters import ParameterLayout
+from sparsedp.grad_sample.query import ClippedSumQuery, group_of_coordinates, mean_per_unit, sum_clipped_rows
+from sparsedp.parameters import ParameterLayout, widest_dtype
 
 
 class ReferenceEngine:
@@ -41,11 +36,9 @@ class ReferenceEngine:
 
     @property
     def layout(self) -> ParameterLayout:
-        """The flat coordinates of the model's trainable parameters."""
         return self._layout
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
-        """The sum over all units of their clipped gradients on the support."""
         device = self._layout.parameters(self._model)[0].device
         total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         for batch in batches:
@@ -60,16 +53,14 @@ class ReferenceEngine:
         units = None if units is None else units.to(gradients.device)
         groups = None
         if isinstance(query.clip, LayerClip):
-            active = query.support.split(self._layout)
-            counts = {name: len(places) for name, places in active.items()}
+            counts = {name: len(places) for name, places in query.support.split(self._layout).items()}
             groups = group_of_coordinates(query.clip, counts, gradients.device)
         return sum_clipped_rows(mean_per_unit(gradients, units), query, groups)
 
     def gradients(self, rows: Batch) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""
         if self._in_turn is None:
-            with torch.enable_grad():
-                self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
+            self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
         with torch.enable_grad():
             return self._one_by_one(rows) if self._in_turn else self._all_at_once(rows)
 
@@ -97,11 +88,8 @@ def _in_one(parameters: list[Tensor] | list[nn.Parameter], losses: Tensor, count
     found: list[Tensor | None] = [None] * len(parameters)
     if losses.requires_grad:
         found = list(torch.autograd.grad(losses.sum(), parameters, allow_unused=True))
-    wide = torch.float32
-    for parameter in parameters:
-        wide = torch.promote_types(wide, parameter.dtype)
-    parts = [
-        torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
-        for p, g in zip(parameters, found, strict=True)
-    ]
-    return torch.cat([part.detach().reshape(count, -1).to(wide) for part in parts], dim=1)
+    dtype, parts = widest_dtype(parameters), []
+    for parameter, gradient in zip(parameters, found, strict=True):
+        part = torch.zeros_like(parameter) if gradient is None else gradient.detach()
+        parts.append((part.to_dense() if part.is_sparse else part).reshape(count, -1).to(dtype))
+    return torch.cat(parts, dim=1)

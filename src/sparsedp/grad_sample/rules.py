@@ -48,11 +48,9 @@ class Whole:
         return self if scale == 1 else Whole(self.values * scale)
 
     def dense(self, space: Space) -> Tensor:
-        """[examples, *shape]."""
         return self.values
 
     def sampler(self, block: Block, space: Space) -> GradSampler:
-        """The block's rows and columns of them."""
         values = keep(self.values, 1, block.rows)
         return Explicit(keep(values, 2, block.columns) if block.columns is not None else values)
 
@@ -73,11 +71,9 @@ class Product:
         return self if scale == 1 else Product(self.a * scale, self.b)
 
     def dense(self, space: Space) -> Tensor:
-        """One product per example."""
         return torch.bmm(self.b.transpose(1, 2), self.a)
 
     def sampler(self, block: Block, space: Space) -> GradSampler:
-        """An outer product where there is one position, their sum else."""
         a, b = keep(self.a, -1, block.columns), keep(self.b, -1, block.rows)
         if a.shape[1] == 1:
             return Outer(a.squeeze(1), b.squeeze(1), space)
@@ -97,7 +93,6 @@ class Tokens:
     rows: int
 
     def dense(self, space: Space) -> Tensor:
-        """The whole table's gradients."""
         b = (
             self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0)
             if self.padding < self.rows
@@ -107,7 +102,6 @@ class Tokens:
         return values.scatter_add_(1, self.ids.unsqueeze(2).expand_as(b), b)
 
     def sampler(self, block: Block, space: Space) -> GradSampler:
-        """Entries of the block's rows."""
         return token_rows(self.ids, keep(self.b, 2, block.columns), self.padding, block, space)
 
 
@@ -127,13 +121,11 @@ class Patches:
     groups: int
 
     def dense(self, space: Space) -> Tensor:
-        """Products with patches of the input."""
         weight = self._weight(self.a, self.b, space)
         shape = (self.b.shape[1], self.a.shape[1] // self.groups, *self.kernel)
         return weight.in_block_order(slice(None)).reshape(-1, *shape).clone()
 
     def sampler(self, block: Block, space: Space) -> GradSampler:
-        """On the block's channels."""
         if block.rows is None and block.columns is None:
             return self._weight(self.a, self.b, space)
         if self.groups > 1:
@@ -155,11 +147,9 @@ class Folded:
     examples: int
 
     def dense(self, space: Space) -> Tensor:
-        """Every example's rows added up."""
         return self.axis.to_front(self.parts.dense(space), self.examples).sum(1)
 
     def sampler(self, block: Block, space: Space) -> GradSampler:
-        """The block's rows and columns of that."""
         return Whole(self.dense(space)).sampler(block, space)
 
 
@@ -197,8 +187,9 @@ class Backprop:
         """A tensor laid out like the output, examples first."""
         return self.axis.to_front(tensor, self.examples)
 
-    def summed(self, values: Tensor) -> Whole:
-        """Values like the output, summed over all axes along which the shared tensor was spread."""
+    def summed(self, values: Tensor, scale: float = 1) -> Whole:
+        """Values like the output, times a number, summed over all axes along which the shared tensor was spread."""
+        values = values if scale == 1 else values * scale
         return Whole(summed_to(self.to_front(working(values)), self.shape))
 
 
@@ -229,18 +220,6 @@ def saved_by(node: Node) -> dict[str, Any]:
     return {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def _add(bp: Backprop) -> Contribution:
-    return bp.summed(bp.gradient if bp.slot == 0 else bp.gradient * bp.saved["alpha"])
-
-
-def _subtract(bp: Backprop) -> Contribution:
-    return bp.summed(bp.gradient if bp.slot == 0 else bp.gradient * -bp.saved["alpha"])
-
-
-def _multiply(bp: Backprop) -> Contribution:
-    return bp.summed(bp.gradient * bp.saved["other" if bp.slot == 0 else "self"])
-
-
 def _divide(bp: Backprop) -> Contribution:
     other = bp.saved["other"]
     if bp.slot == 0:
@@ -256,10 +235,6 @@ def _add_product(bp: Backprop) -> Contribution:
     return bp.summed(bp.gradient * other * bp.saved["value"])
 
 
-def _spread(bp: Backprop) -> Contribution:
-    return bp.summed(bp.gradient)
-
-
 def _repeat(bp: Backprop) -> Contribution:
     """Every axis of the output is so many copies of the input's."""
     values = bp.to_front(bp.gradient)
@@ -267,15 +242,6 @@ def _repeat(bp: Backprop) -> Contribution:
     pairs = [n for whole, size in zip(values.shape[1:], sizes, strict=True) for n in (whole // size, size)]
     copies = list(range(1, 1 + len(pairs), 2))
     return Whole(values.reshape(bp.examples, *pairs).sum(copies).reshape(bp.examples, *bp.shape))
-
-
-def _choose(bp: Backprop) -> Contribution:
-    chosen = bp.saved["condition"] if bp.slot == 0 else ~bp.saved["condition"]
-    return bp.summed(bp.gradient * chosen)
-
-
-def _prelu(bp: Backprop) -> Contribution:
-    return bp.summed(bp.gradient * bp.saved["self"].clamp(max=0))
 
 
 def _matrix(bp: Backprop, left: Tensor | None, right: Tensor | None) -> Contribution:
@@ -292,13 +258,9 @@ def _positions(bp: Backprop, matrix: Tensor) -> Tensor:
     return axis.to_front(working(matrix), bp.examples)
 
 
-def _product(bp: Backprop) -> Contribution:
-    return _matrix(bp, bp.saved["self"], bp.saved["mat2"])
-
-
 def _sum_and_product(bp: Backprop) -> Contribution:
     if bp.slot == 0:
-        return bp.summed(bp.gradient * bp.saved["beta"])
+        return bp.summed(bp.gradient, bp.saved["beta"])
     found = _matrix(bp, bp.saved["mat1"], bp.saved["mat2"])
     assert isinstance(found, Product)
     return found.times(bp.saved["alpha"])
@@ -388,16 +350,23 @@ def _convolution(bp: Backprop) -> Contribution:
 
 
 RULES: dict[str, Rule] = {
-    "AddBackward0": Rule(("alpha",), _add),
-    "SubBackward0": Rule(("alpha",), _subtract),
-    "MulBackward0": Rule(("self", "other"), _multiply),
+    "AddBackward0": Rule(("alpha",), lambda bp: bp.summed(bp.gradient, bp.saved["alpha"] if bp.slot else 1)),
+    "SubBackward0": Rule(("alpha",), lambda bp: bp.summed(bp.gradient, -bp.saved["alpha"] if bp.slot else 1)),
+    "MulBackward0": Rule(
+        ("self", "other"), lambda bp: bp.summed(bp.gradient * bp.saved["self" if bp.slot else "other"])
+    ),
     "DivBackward0": Rule(("self", "other"), _divide),
     "AddcmulBackward0": Rule(("tensor1", "tensor2", "value"), _add_product),
     "RepeatBackward0": Rule((), _repeat),
-    "ExpandBackward0": Rule((), _spread),
-    "WhereBackward0": Rule(("condition",), _choose),
-    "PreluKernelBackward0": Rule(("self",), _prelu),
-    "MmBackward0": Rule(("self", "mat2"), _product),
+    "ExpandBackward0": Rule((), lambda bp: bp.summed(bp.gradient)),
+    "WhereBackward0": Rule(
+        ("condition",),
+        lambda bp: bp.summed(bp.gradient * (~bp.saved["condition"] if bp.slot else bp.saved["condition"])),
+    ),
+    "PreluKernelBackward0": Rule(
+        ("self",), lambda bp: bp.summed(bp.gradient * bp.saved["self"].clamp(max=0))
+    ),
+    "MmBackward0": Rule(("self", "mat2"), lambda bp: _matrix(bp, bp.saved["self"], bp.saved["mat2"])),
     "AddmmBackward0": Rule(("mat1", "mat2", "alpha", "beta"), _sum_and_product),
     "MvBackward0": Rule(("self",), _matrix_by_vector),
     "BmmBackward0": Rule(("self", "mat2"), _batched_product),

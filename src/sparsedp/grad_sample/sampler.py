@@ -46,8 +46,7 @@ class Block:
     @property
     def active_count(self) -> int:
         """Active coordinates in the block."""
-        count: int = self.span.stop - self.span.start
-        return count
+        return len(range(self.span.start, self.span.stop))
 
     def active(self, flat: Tensor) -> Tensor:
         """The active entries of the last axis of flat blocks, in the order of the support."""
@@ -82,18 +81,11 @@ class Metric:
         return self.weight is None and self.centre is None
 
     @functools.cached_property
-    def squared_weight(self) -> Tensor:
-        """The squared weight."""
-        assert self.weight is not None
-        return self.weight.square()
-
-    @functools.cached_property
     def squared_rows(self) -> Tensor:
         """The squared weight as a matrix, with one to four rows of ones below: products like a multiple of four."""
         assert self.weight is not None
-        return torch.cat(
-            [self.squared_weight, self.weight.new_ones(4 - len(self.weight) % 4, self.weight.shape[1])]
-        )
+        ones = self.weight.new_ones(4 - len(self.weight) % 4, self.weight.shape[1])
+        return torch.cat([self.weight.square(), ones])
 
     def squared_constant(self) -> float:
         """The squared norm of a zero gradient in this metric."""
@@ -118,27 +110,21 @@ def make_blocks(layout: ParameterLayout, support: Support, device: torch.device)
     """The blocks of every parameter with an active coordinate."""
     blocks: dict[str, Block] = {}
     filled = 0
-    if support.is_full:
-        for slot in layout:
-            if slot.size:
-                span = slice(filled, filled + slot.size)
-                blocks[slot.name] = Block(slot.shape, _row_count(slot), None, None, None, span, device)
-            filled += slot.size
-        return blocks
-    split = support.split(layout)
+    split = None if support.is_full else support.split(layout)
     for slot in layout:
-        active = split[slot.name].to(device)
-        if count := active.numel():
-            span = slice(filled, filled + count)
-            blocks[slot.name] = _make_block(slot, active, span)
+        active = None if split is None else split[slot.name].to(device)
+        count = slot.size if active is None else active.numel()
+        if count:
+            blocks[slot.name] = _make_block(slot, active, slice(filled, filled + count), device)
         filled += count
     return blocks
 
 
-def _make_block(slot: ParameterSlice, active: Tensor, span: slice) -> Block:
-    """The block of sorted flat positions; costs their number, whatever the parameter's size."""
-    if active.numel() == slot.size:
-        return Block(slot.shape, _row_count(slot), None, None, None, span, active.device)
+def _make_block(slot: ParameterSlice, active: Tensor | None, span: slice, device: torch.device) -> Block:
+    """The block of sorted flat positions (None: all); costs their number, whatever the parameter's size."""
+    row_count = slot.shape[0] if slot.shape else 1
+    if active is None or active.numel() == slot.size:
+        return Block(slot.shape, row_count, None, None, None, span, device)
     shape = list(slot.shape)
     kept: list[Tensor | None] = [None, None]
     places = [active] if not shape else list(torch.unravel_index(active, slot.shape))
@@ -149,11 +135,7 @@ def _make_block(slot: ParameterSlice, active: Tensor, span: slice) -> Block:
         flat = flat * length + place
     inside = None if flat.numel() == math.prod(shape) else flat
     rows, columns = kept
-    return Block(tuple(shape), _row_count(slot), rows, columns, inside, span, active.device)
-
-
-def _row_count(slot: ParameterSlice) -> int:
-    return slot.shape[0] if slot.shape else 1
+    return Block(tuple(shape), row_count, rows, columns, inside, span, device)
 
 
 def _active_slices(places: Tensor, length: int) -> tuple[Tensor | None, int, Tensor]:
@@ -275,7 +257,10 @@ class GradSampler:
 
     def in_block_order(self, span: slice) -> Tensor:
         """Explicit gradients as one plane in the block's own order."""
-        planes = self.explicit(span)
+        return self.as_one_plane(self.explicit(span))
+
+    def as_one_plane(self, planes: Tensor) -> Tensor:
+        """Gradients in planes as one, in the block's own order."""
         if planes.shape[0] == 1:
             return planes
         rows = [self.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
@@ -317,12 +302,17 @@ class Explicit(GradSampler):
 
     @property
     def block_size(self) -> int:
-        """Scalars per example."""
         return self.values[0].numel()
 
     def explicit(self, span: slice) -> Tensor:
-        """The gradients of some examples, never in half precision: norms, factors and sums are made of them."""
+        """Never in half precision: norms, factors and sums are made of them."""
         return working(self.values[span]).reshape(1, -1, self.block_size).clone()
+
+
+def spans(count: int, step: int) -> list[slice]:
+    """So many at a time, at least one."""
+    step = max(step, 1)
+    return [slice(start, start + step) for start in range(0, count, step)]
 
 
 def silence(factors: Tensor, *values: Tensor) -> tuple[Tensor, ...]:

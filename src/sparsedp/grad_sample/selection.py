@@ -92,8 +92,7 @@ class EmbeddingRowCounter:
     def _looked_up(self, rows: Batch, seed: bytes | None) -> _LookUps:
         rows = to_device(rows, self._device)
         if self._in_turn is None:
-            with torch.enable_grad():
-                self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
+            self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
         try:
             with fork_draws(seed, self._device), torch.no_grad():
                 if not self._in_turn:

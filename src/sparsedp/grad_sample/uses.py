@@ -77,13 +77,14 @@ class Use:
 
     def contributions(self, examples: int) -> Iterator[tuple[Place, Contribution]]:
         """What it adds to the gradients of each shared input."""
-        if not self.gradients:
-            return
-        for slot in self.meeting.shared:
+        for slot, place, shape in self._shared_inputs():
+            yield place, self._contribution(slot, shape, examples)
+
+    def _shared_inputs(self) -> Iterator[tuple[int, Place, tuple[int, ...]]]:
+        for slot in self.meeting.shared if self.gradients else ():
             node, place = self.node.next_functions[slot]
             assert node is not None
-            shape = tuple(node._input_metadata[place].shape)
-            yield (node, place), self._contribution(slot, shape, examples)
+            yield slot, (node, place), tuple(node._input_metadata[place].shape)
 
     def check_formulas(self, examples: int, space: Space) -> None:
         """Hold every formula against the operation's own backward, one example at a time.
@@ -91,12 +92,9 @@ class Use:
         Raises:
             FallbackError: they differ by more than rounding.
         """
-        if not self.gradients or not self.has_formula:
+        if not self.has_formula:
             return
-        for slot in self.meeting.shared:
-            node, place = self.node.next_functions[slot]
-            assert node is not None
-            shape = tuple(node._input_metadata[place].shape)
+        for slot, _, shape in self._shared_inputs():
             with torch.no_grad():
                 found = self._contribution(slot, shape, examples).dense(space)
                 expected = self._one_by_one(slot, shape, examples)

@@ -111,9 +111,8 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Sha
 
     The shapes found here are those that every batch must have.
 
-    Formal guarantees: Clipping bounds what a row adds to the sum only if the row does not change the others.
-    A few rows
-    cannot show all that a function might do; shapes are compared in every batch.
+    Formal guarantees: Clipping bounds what a row adds to the sum only if the row does not change the others. A few
+    rows cannot show all that a function might do; shapes are compared in every batch.
     Edge cases: A random `collate` is refused, for nothing tells random augmentation of single rows from a random
     mixture of them (mixup). A random data set is welcome: its rows are made one by one, each under its own numbers.
 
@@ -149,10 +148,9 @@ def _maker(
     """Makes rows at indices by the user's own function; None if only stacking is done."""
     gathers = collate is None and isinstance(dataset, BatchFetch)
 
-    def get(index: int) -> Any:
-        return fetch_rows(dataset, np.array([index]), None) if gathers else dataset[index]
-
-    items = _repeatable(get, indices)
+    items = _repeatable(
+        lambda index: fetch_rows(dataset, np.array([index]), None) if gathers else dataset[index], indices
+    )
     if collate is not None:
         return lambda chosen, secret: _seeded(secret, lambda: collate([deepcopy(items[i]) for i in chosen]))
     if gathers:
@@ -167,7 +165,7 @@ def _repeatable(get: Callable[[int], Any], indices: list[int]) -> dict[int, Any]
     Raises:
         PrivacyError: they differ: the data set draws from a generator of its own, or remembers what it was asked.
     """
-    first = {i: _seeded(_TRIAL, partial(_copied, get, i), i) for i in indices}
+    first = {i: deepcopy(_seeded(_TRIAL, partial(get, i), i)) for i in indices}
     for _ in range(2):
         for i in reversed(indices):
             if not _alike(first[i], _seeded(_TRIAL, partial(get, i), i)):
@@ -180,10 +178,6 @@ def _repeatable(get: Callable[[int], Any], indices: list[int]) -> dict[int, Any]
     return first
 
 
-def _copied(get: Callable[[int], Any], index: int) -> Any:
-    return deepcopy(get(index))
-
-
 def _seeded(secret: StepKey, make: Callable[[], Any], row: int | None = None) -> Any:
     with fork_generators(secret.seed(row), torch.device("cpu")):
         return make()
@@ -191,13 +185,10 @@ def _seeded(secret: StepKey, make: Callable[[], Any], row: int | None = None) ->
 
 def _alike(one: Batch, other: Batch) -> bool:
     """Whether all tensors agree up to rounding; NaN in the same places is no difference."""
-    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
-    return all(_close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs if _comparable(a, b))
-
-
-def _comparable(a: object, b: object) -> bool:
     kinds = (Tensor, np.ndarray, np.number, bool, int, float)
-    return isinstance(a, kinds) and isinstance(b, kinds)
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    numbers = ((a, b) for a, b in pairs if isinstance(a, kinds) and isinstance(b, kinds))
+    return all(_close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in numbers)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -220,7 +211,6 @@ def refuse_nothing_finite(rows: Batch) -> None:
     floats = [leaf for leaf in tensors_of(rows) if leaf.is_floating_point()]
     if floats and not any(bool(leaf.isfinite().any()) for leaf in floats):
         raise DataError(
-            "every feature of every row that was looked at is NaN or infinite: such rows add nothing, so the "
-            "run would "
-            "train on noise alone. Look at how the data was read; fill missing values with a public constant"
+            "every feature of every row that was looked at is NaN or infinite: such rows add nothing, so the run "
+            "would train on noise alone. Look at how the data was read; fill missing values with a public constant"
         )

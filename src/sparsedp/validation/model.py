@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
@@ -24,11 +23,12 @@ from torch.utils import _pytree as pytree
 
 from sparsedp.batch import Batch, LossFunction, example_count, slice_batch, to_device, validate_losses
 from sparsedp.errors import ModelError
+from sparsedp.grad_sample.embedding import refuse_embedding
 from sparsedp.grad_sample.isolation import (
-    MADE_UP,
     isolated_losses,
     losses_at,
     made_up,
+    on_made_up,
     slow_operators,
     why_not_isolated,
 )
@@ -121,8 +121,7 @@ def validate_model(model: nn.Module, loss: LossFunction, rows: Batch) -> tuple[s
         made = made_up(here, EXAMPLES, _kind_it_takes(model, loss, here))
         _refuse_writes_and_functions(model, loss, made, before)
         _refuse_other_meaning(model, loss, made)
-        reason = why_not_isolated(model, loss, here)
-        if reason is not None:
+        if (reason := why_not_isolated(model, loss, here)) is not None:
             return (
                 f"the model goes through one example after the other, as PyTorch cannot vectorise it: {reason}",
             )
@@ -146,18 +145,8 @@ def refuse_known_layers(model: nn.Module) -> None:
                 "learned by sparsedp.batch_norm.freeze_batch_norm(model), which makes it a fixed affine map. To "
                 f"train from scratch, {REMEDY}: nn.GroupNorm(num_groups, {module.num_features}) in its place"
             )
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            continue
-        if module.scale_grad_by_freq:
-            raise ModelError(
-                f"{describe(name, module)}: scale_grad_by_freq=True weighs an example's gradient by other examples' "
-                "tokens; turn it off"
-            )
-        if module.max_norm is not None:
-            raise ModelError(
-                f"{describe(name, module)}: max_norm rewrites the weights by the tokens a batch holds, without "
-                "noise; leave it out"
-            )
+        if (reason := refuse_embedding(module)) is not None:
+            raise ModelError(f"{describe(name, module)}: {reason}")
 
 
 _GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
@@ -195,18 +184,14 @@ def describe(name: str, module: nn.Module) -> str:
 
 def _kind_it_takes(model: nn.Module, loss: LossFunction, rows: Batch) -> str:
     """The first kind of made-up examples that the model runs on, one at a time."""
-    first: Exception | None = None
-    for kind in MADE_UP:
+
+    def run(kind: str) -> str:
         made = made_up(rows, EXAMPLES, kind)
-        try:
-            for i in range(EXAMPLES):
-                loss(model, slice_batch(made, slice(i, i + 1)))
-        except Exception as error:  # whatever a model may do with such examples
-            first = first or error
-            continue
+        for i in range(EXAMPLES):
+            loss(model, slice_batch(made, slice(i, i + 1)))
         return kind
-    assert first is not None
-    raise first
+
+    return on_made_up(run)
 
 
 def _refuse_writes_and_functions(
@@ -302,20 +287,14 @@ def _tensor_hooks() -> Iterator[list[str]]:
         Tensor.register_hook = original  # type: ignore[method-assign]
 
 
-class _Place(NamedTuple):
-    """A module's name, the number of its call, and the place among the tensors it returned."""
+class _Results(NamedTuple):
+    """Losses, outputs of modules in the order of calls, and the tolerance of the coarsest numbers among them.
 
-    module: str
-    call: int
-    output: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Results:
-    """Losses and outputs of modules, in the order of calls, and the tolerance of the coarsest numbers among them."""
+    Outputs go by the module's name, the number of its call, and the place among the tensors it returned.
+    """
 
     losses: Tensor
-    outputs: dict[_Place, Tensor]
+    outputs: dict[tuple[str, int, int], Tensor]
     tolerance: float
 
 
@@ -331,10 +310,8 @@ def _refuse_other_meaning(model: nn.Module, loss: LossFunction, made: Batch) -> 
                 together = _run(model, loss, made, values)
             except RuntimeError:
                 return  # one example at a time is the only way that such a model runs
-            alone = [
-                _run(model, loss, slice_batch(made, slice(i, i + 1)), values)
-                for i in range(example_count(made))
-            ]
+            examples = (slice_batch(made, slice(i, i + 1)) for i in range(example_count(made)))
+            alone = [_run(model, loss, one, values) for one in examples]
             if (name := _first_difference(together, alone)) is not None:
                 where = "the loss" if name == LOSS else describe(name, model.get_submodule(name))
                 raise ModelError(
@@ -373,7 +350,7 @@ def _is_random(model: nn.Module, loss: LossFunction, made: Batch) -> bool:
 
 
 def _run(model: nn.Module, loss: LossFunction, rows: Batch, values: dict[str, Tensor]) -> _Results:
-    outputs: dict[_Place, Tensor] = {}
+    outputs: dict[tuple[str, int, int], Tensor] = {}
     calls: dict[str, int] = {}
     coarsest = [TOLERANCES.get(p.dtype, 1e-3) for p in model.parameters()]
 
@@ -381,7 +358,7 @@ def _run(model: nn.Module, loss: LossFunction, rows: Batch, values: dict[str, Te
         number = calls[name] = calls.get(name, -1) + 1
         for place, leaf in enumerate(pytree.tree_leaves(output)):
             if isinstance(leaf, Tensor) and leaf.dim() and not is_functorch_wrapped_tensor(leaf):
-                outputs[_Place(name, number, place)] = leaf.detach()
+                outputs[name, number, place] = leaf.detach()
                 if leaf.is_floating_point():
                     coarsest.append(TOLERANCES.get(leaf.dtype, 1e-3))
 
@@ -405,18 +382,13 @@ def _first_difference(together: _Results, alone: list[_Results]) -> str | None:
     allowed = max(together.tolerance, *(one.tolerance for one in alone))
     differing = []
     for place, output in together.outputs.items():
-        joined = torch.cat(
-            [one.outputs[place] for one in alone if _is_one(one.outputs.get(place))] or [output[:0]]
-        )
+        each = [found for one in alone if (found := one.outputs.get(place, output[:0])).shape[:1] == (1,)]
+        joined = torch.cat(each or [output[:0]])
         if joined.shape == output.shape and _differ(output, joined, allowed):
-            differing.append(place.module)
+            differing.append(place[0])
     if _differ(together.losses, torch.cat([one.losses for one in alone]), allowed):
         return differing[0] if differing else LOSS
     return differing[0] if "" in differing else None
-
-
-def _is_one(output: Tensor | None) -> bool:
-    return output is not None and output.shape[:1] == (1,)
 
 
 def _differ(a: Tensor, b: Tensor, allowed: float) -> bool:
@@ -441,11 +413,9 @@ def _modes_put_back(model: nn.Module) -> Iterator[None]:
 class WithoutDropout(TorchFunctionMode):
     """Lets dropout pass everything on, so that results are a function of the example: a choice of all masks."""
 
-    _DROPOUTS = frozenset(
-        {
-            *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-            *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
-        }
+    _DROPOUTS = (
+        *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+        *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
     )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

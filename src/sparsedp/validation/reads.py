@@ -153,17 +153,8 @@ def _reading_all(name: str) -> Callable[..., Any]:
     return read
 
 
-_WHOLE = (
-    "__iter__",
-    "__contains__",
-    "__reversed__",
-    "__add__",
-    "__mul__",
-    "__eq__",
-    "index",
-    "count",
-    "copy",
-)
+_OPERATORS = tuple(f"__{name}__" for name in ("iter", "contains", "reversed", "add", "mul", "eq"))
+_WHOLE = (*_OPERATORS, "index", "count", "copy")
 _List: Any = type("_List", (_Rows, list), {name: _reading_all(name) for name in _WHOLE})
 _Tuple: Any = type("_Tuple", (_Rows, tuple), {name: _reading_all(name) for name in _WHOLE if name != "copy"})
 
@@ -232,9 +223,9 @@ def _plain(value: Any) -> Any:
 class _WatchedTensors(TorchFunctionMode):
     """Notes the rows of these tensors, and of whatever shares their memory, that operations read."""
 
-    _FACTS = frozenset(
-        {"__get__", "__len__", "size", "dim", "numel", "stride", "is_floating_point", "data_ptr"}
-    )
+    _FACTS = ("__get__", "__len__", "size", "dim", "numel", "stride", "is_floating_point", "data_ptr")
+
+    _PICKS = (Tensor.select, torch.select, Tensor.index_select, torch.index_select)
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,10 +248,7 @@ class _WatchedTensors(TorchFunctionMode):
             key: Any = _EVERYTHING
             if func is Tensor.__getitem__ and self._note_of(args[0]):
                 key = args[1]
-            elif (
-                func in (Tensor.select, torch.select, Tensor.index_select, torch.index_select)
-                and args[1] == 0
-            ):
+            elif func in self._PICKS and args[1] == 0:
                 key = args[2]
             elif isinstance(result, Tensor) and self._note_of(result):
                 return result  # the same rows under another name
@@ -319,21 +307,8 @@ def _of_all_rows(name: str) -> Callable[..., Any]:
     return operate
 
 
-for _name in (
-    "iter",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "invert",
-    "contains",
-):
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in ("iter", *_COMPARISONS, "add", "sub", "mul", "truediv", "invert", "contains"):
     setattr(_Frame, f"__{_name}__", _of_all_rows(f"__{_name}__"))
 
 

@@ -36,6 +36,7 @@ LOSS = "(loss_fn)"
 MOST_ENTRIES = 20_000
 """What a model holds beyond so many entries (a vocabulary, say) is compared only where values are."""
 
+Tensors = dict[str, Tensor]
 _TORCHS_OWN = frozenset(vars(nn.Module())) | {"_is_full_backward_hook"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, np.generic)
 _NUMBERS = (float, complex, np.generic)
@@ -45,13 +46,8 @@ _SKIPPED = (
     type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, weakref.ReferenceType, *weakref.ProxyTypes,
     logging.Logger, logging.Handler, Dataset, DataLoader, Sampler,
 )  # fmt: skip
-_GENERATORS = (
-    torch.Generator,
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    random.Random,
-)
+_NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 
 
 @final
@@ -107,19 +103,13 @@ class StateGuard:
         if by_value:
             self._digests = {name: (marks[name], self._digest(name, one)) for name, one in tensors.items()}
         yield
-        self._refuse_writes(tensors, marks, before, by_value=by_value)
+        self._refuse_writes(tensors, marks, _tensors(self._model, before), by_value=by_value)
         if before is not None:
             self._refuse_memories(before, _State(self._model, self._loss, by_value=by_value))
 
     def _refuse_writes(
-        self,
-        tensors: dict[str, Tensor],
-        marks: dict[str, tuple[int, int]],
-        before: _State | None,
-        *,
-        by_value: bool,
+        self, tensors: Tensors, marks: dict[str, tuple[int, int]], after: Tensors, *, by_value: bool
     ) -> None:
-        after = _tensors(self._model, before)
         changed = set(tensors.keys() ^ after.keys())
         for name in tensors.keys() & after.keys():
             written = marks[name] != _mark(after[name])
@@ -156,9 +146,7 @@ class StateGuard:
                 expected = _State(self._model, self._loss, by_value=True)
             except Exception:  # whatever a model may do with other examples
                 expected = before
-            kept |= {
-                name for name in changed if not _same_value(expected.marks.get(name), found.marks.get(name))
-            }
+            kept |= {name for name in changed if expected.value(name) != found.value(name)}
         found.put_back()
         if kept:
             raise PrivacyError(_words(sorted(kept)))
@@ -166,12 +154,6 @@ class StateGuard:
     def _run(self, rows: Batch) -> None:
         with fork_generators(bytes(SEED_BYTES), self._device), torch.enable_grad():
             self._loss(self._model, to_device(rows, self._device))
-
-
-def held_values(model: nn.Module) -> dict[str, object]:
-    """What the attributes of a model's modules hold, by value."""
-    marks = _State(model, None, by_value=True).marks
-    return {name: mark.value for name, mark in marks.items()}
 
 
 def tensor_digest(tensor: Tensor) -> bytes:
@@ -194,10 +176,6 @@ class _Mark(NamedTuple):
         return isinstance(self.identity, tuple) and self.identity[:1] == after.identity[:1]  # type: ignore[index]
 
 
-def _same_value(one: _Mark | None, other: _Mark | None) -> bool:
-    return one == other if one is None or other is None else one.value == other.value
-
-
 @final
 class _State:
     """All that can be reached from the attributes of a model's modules and from its loss."""
@@ -218,6 +196,10 @@ class _State:
         if loss is not None:
             self._visit(LOSS, loss)
 
+    def value(self, name: str) -> object:
+        """The value under a name; names that are not held have one of their own."""
+        return self.marks[name].value if name in self.marks else _Mark
+
     def put_back(self) -> None:
         """Let every container hold again what it held; what was written inside tensors and arrays stays."""
         for holder, held in self._holders:
@@ -235,9 +217,8 @@ class _State:
 
     def _visit(self, name: str, value: Any) -> None:
         if isinstance(value, _PLAIN):
-            self.marks[name] = _Mark(
-                None, (type(value), repr(value) if isinstance(value, _NUMBERS) else value)
-            )
+            plain = repr(value) if isinstance(value, _NUMBERS) else value
+            self.marks[name] = _Mark(None, (type(value), plain))
         elif isinstance(value, _GENERATORS):
             self._seen[id(value)] = value
             self.marks[name] = _Mark((id(value),), _standing(value))
@@ -253,10 +234,9 @@ class _State:
             self._variables(name, value)
         elif isinstance(value, _BYTES):
             self._seen[id(value)] = value
-            plain = not isinstance(value, np.ndarray) or value.dtype.kind != "O"
-            raw = (
-                (value.tobytes() if isinstance(value, np.ndarray) else bytes(value)) if plain else repr(value)
-            )
+            raw = value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
+            if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+                raw = repr(value).encode()
             self.marks[name] = _Mark((id(value),), (type(value), raw))
         elif isinstance(value, nn.Module):
             self._seen[id(value)] = value
@@ -299,10 +279,10 @@ class _State:
         elif isinstance(value, dict):
             self._holders.append((value, dict(value)))
             for place, (key, inner) in enumerate(list(value.items())):
-                self._visit(
-                    f"{name}[{key!r}]" if isinstance(key, _PLAIN) else f"{name}[value {place}]", inner
-                )
-                if not isinstance(key, _PLAIN):
+                if isinstance(key, _PLAIN):
+                    self._visit(f"{name}[{key!r}]", inner)
+                else:
+                    self._visit(f"{name}[value {place}]", inner)
                     self._visit(f"{name}[key {place}]", key)
             self._variables(name, value)
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -312,11 +292,9 @@ class _State:
                 self._visit(f"{name}[{place}]", inner)
             self._variables(name, value)
         else:
-            slots = [
-                (one, getattr(value, one)) for one in _slots(cast("Any", type(value))) if hasattr(value, one)
-            ]
-            for inner, one in slots:
-                self._visit(f"{name}.{inner}", one)
+            slots = [slot for slot in _slots(cast("Any", type(value))) if hasattr(value, slot)]
+            for slot in slots:
+                self._visit(f"{name}.{slot}", getattr(value, slot))
             self._variables(name, value)
             if not slots and not getattr(value, "__dict__", None):
                 self.marks[name] = self._opaque(value)
@@ -355,10 +333,10 @@ def _standing(generator: Any) -> object:
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         return repr(generator.get_state(legacy=False))
-    return repr((generator.bit_generator if isinstance(generator, np.random.Generator) else generator).state)
+    return repr(getattr(generator, "bit_generator", generator).state)
 
 
-def _tensors(model: nn.Module, state: _State | None) -> dict[str, Tensor]:
+def _tensors(model: nn.Module, state: _State | None) -> Tensors:
     """Parameters and buffers of the model and of modules apart from it."""
     found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for prefix, module in [] if state is None else state.modules:
@@ -396,23 +374,19 @@ def _is_machinery(kind: type) -> bool:
     if issubclass(kind, (nn.Module, Tensor)):
         return False
     if kind.__module__.startswith("sparsedp."):
-        return kind.__module__ not in ("sparsedp.batch", "sparsedp.batch")
+        return kind.__module__ != "sparsedp.batch"
     return kind.__module__.split(".")[0] == "torch" and hasattr(kind, "__call__")  # noqa: B004
 
 
 def _words(kept: list[str]) -> str:
-    of_model = [name for name in kept if not name.startswith(LOSS)]
-    of_loss = [name.replace(LOSS, "loss_fn", 1) for name in kept if name.startswith(LOSS)]
-    found = []
+    of_model = ", ".join([name for name in kept if not name.startswith(LOSS)][:6])
     if of_model:
-        found.append(
-            f"{', '.join(of_model[:6])} of the model changed while it looked at private data, and would be released "
-            "with it, without any noise; keep nothing in a forward pass that depends on the rows or their number"
+        return (
+            f"{of_model} of the model changed while it looked at private data, and would be released with it, "
+            "without any noise; keep nothing in a forward pass that depends on the rows or their number"
         )
-    if of_loss:
-        found.append(
-            f"{', '.join(of_loss[:6])} changed while the loss looked at private data: what it keeps of one record "
-            "changes everybody's gradient in later steps, past the clip; compute a row's loss from that row, the "
-            "model and constants"
-        )
-    return ". ".join(found)
+    of_loss = ", ".join(name.replace(LOSS, "loss_fn", 1) for name in kept[:6])
+    return (
+        f"{of_loss} changed while the loss looked at private data: what it keeps of one record changes everybody's "
+        "gradient in later steps, past the clip; compute a row's loss from that row, the model and constants"
+    )
