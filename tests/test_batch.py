@@ -164,11 +164,13 @@ positive = st.floats(1e-3, 1e3)
 norms = st.floats(0, 1e300)
 
 
-@given(st.lists(st.tuples(numbers, numbers, positive), min_size=1, max_size=10))
-def test_the_inverse_undoes_standardizing(entries):
+@given(st.lists(st.tuples(numbers, numbers, positive), min_size=1, max_size=10), st.floats(0.1, 10))
+def test_the_inverse_undoes_standardizing(entries, gain):
     gradient, centre, scale = torch.tensor(entries, dtype=torch.float64).T
     geometry = Standardized(centre, scale)
     torch.testing.assert_close(geometry.inverse(geometry.forward(gradient)), gradient, rtol=1e-12, atol=1e-9)
+    geometry, z = Standardized(centre, scale, gain), Standardized(centre, scale).forward(gradient)
+    torch.testing.assert_close(geometry.undo(geometry.inverse(z)), z, rtol=1e-9, atol=1e-6)
 
 
 def test_standardizing_is_gradient_minus_centre_over_scale():

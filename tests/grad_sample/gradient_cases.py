@@ -14,11 +14,12 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from sparsedp.clipping import Geometry, Identity, Standardized
+from sparsedp.batch import MicroBatch
+from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
+from sparsedp.grad_sample import ClippedSumEngine, ClippedSumQuery
 from sparsedp.parameters import ParameterLayout, Support
 
 # One small model for every layer the engines must get right, and the supports and geometries to try on it.
-
 
 SAMPLES = 6
 
@@ -54,6 +55,38 @@ class Case:
         return model, (inputs, torch.linspace(0.2, 2.0, samples).to(dtype))
 
 
+class By(nn.Module):
+    """A model out of named layers, bare parameters and a forward function."""
+
+    def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor], **parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+def by(forward, **parts) -> Callable[[], nn.Module]:
+    """Parts are made anew with every model."""
+    return lambda: By(forward, **{name: make() for name, make in parts.items()})
+
+
+def written(
+    shape: tuple[int, ...], forward: Callable[[Any, Tensor], Tensor], tokens: int | None = None, **parts: Any
+) -> Case:
+    return Case(by(forward, **parts), shape, tokens)
+
+
+def bare(*shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.ones(shape)
+
+
+def linear(*size: int, **kwargs) -> Callable[[], nn.Module]:
+    return lambda: nn.Linear(*size, **kwargs)
+
+
 class OwnParameter(nn.Module):
     """A module of the user's own, with a child used in an unusual way."""
 
@@ -73,59 +106,45 @@ class DoubledLinear(nn.Linear):
         return 2 * super().forward(x) + x.sum(-1, keepdim=True) * self.weight[:, 0]
 
 
-class Attention(nn.Module):
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.attention.batch_first:
-            return self.attention(x, x, x, need_weights=False)[0]
-        x = x.transpose(0, 1)
-        return self.attention(x, x, x, need_weights=False)[0].transpose(0, 1)
+def multihead(**kwargs: Any) -> Callable[[], nn.Module]:
+    return lambda: nn.MultiheadAttention(4, 2, batch_first=True, **kwargs)
 
 
-class Recurrent(nn.Module):
-    """Uses the outputs along the sequence, or the final state, whose first axis is not the samples."""
+def attend(m: nn.Module, x: Tensor) -> Tensor:
+    """Sequences or examples first, as the layer has it."""
+    x = x if m.attention.batch_first else x.transpose(0, 1)
+    found = m.attention(x, x, x, need_weights=False)[0]
+    return found if m.attention.batch_first else found.transpose(0, 1)
 
-    def __init__(self, kind: type[nn.RNNBase], final_state: bool) -> None:
-        super().__init__()
-        self.cell = kind(3, 4, batch_first=True)
-        self.final_state = final_state
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, state = self.cell(x)
-        hidden = state[0] if isinstance(state, tuple) else state
-        return hidden.transpose(0, 1) if self.final_state else outputs
+def states_of(state: Any) -> Tensor:
+    """Final states, whose first axis is not the examples."""
+    parts = state if isinstance(state, tuple) else (state,)
+    return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], 1)
+
+
+def recurrent(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callable[[], nn.Module]:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        outputs, state = m.cell(x if m.cell.batch_first else x.transpose(0, 1))
+        if take == "outputs":
+            return outputs if m.cell.batch_first else outputs.transpose(0, 1)
+        return states_of(state)
+
+    return by(forward, cell=lambda: kind(3, 4, **kwargs))
 
 
 class WeightedBag(nn.Module):
-    """A bag whose weights are computed from its tokens."""
+    """A bag whose weights are computed from its tokens, called in order or by names, the tokens' last."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_name: bool = False) -> None:
         super().__init__()
-        self.bag = nn.EmbeddingBag(6, 3, mode="sum", padding_idx=2)
+        self.bag, self.by_name = nn.EmbeddingBag(6, 3, mode="sum", padding_idx=2), by_name
 
     def forward(self, ids: Tensor) -> Tensor:
         weights = (1.0 + ids + torch.arange(ids.shape[1])).to(self.bag.weight).cos()
+        if self.by_name:
+            return self.bag(per_sample_weights=weights, offsets=None, input=ids)
         return self.bag(ids, per_sample_weights=weights)
-
-
-class WeightsNamedFirst(WeightedBag):
-    """The same called by names, the tokens' last."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        weights = (1.0 + ids + torch.arange(ids.shape[1])).to(self.bag.weight).cos()
-        return self.bag(per_sample_weights=weights, offsets=None, input=ids)
-
-
-class BagsByOffsets(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bag = nn.EmbeddingBag(6, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.bag(ids.reshape(-1), torch.arange(len(ids)) * ids.shape[1])
 
 
 class Tables(nn.Module):
@@ -161,10 +180,7 @@ def conv(dims: int, *args: object, **kwargs: object) -> Callable[[], nn.Module]:
 
 LINEAR = {
     "linear": Case(lambda: nn.Linear(5, 4), (5,)),
-    "linear-no-bias": Case(lambda: nn.Linear(5, 4, bias=False), (5,)),
     "linear-sequence": Case(lambda: nn.Linear(5, 4), (3, 5)),
-    "linear-grid": Case(lambda: nn.Linear(5, 4), (2, 3, 5)),
-    "linear-to-one": Case(lambda: nn.Linear(5, 1), (5,)),
     "linear-wide": Case(lambda: nn.Linear(40, 30), (40,)),
     "linear-few-inputs": Case(lambda: nn.Linear(2, 20), (3, 2)),
     "linear-long-sequence": Case(lambda: nn.Linear(3, 2), (30, 3)),
@@ -172,20 +188,12 @@ LINEAR = {
 
 CONVOLUTIONS = {
     "conv1d": Case(conv(1, 2, 3, 3), (2, 7)),
-    "conv1d-stride-padding": Case(conv(1, 2, 3, 3, stride=2, padding=1), (2, 8)),
     "conv1d-shifts": Case(conv(1, 18, 3, 3, padding=1), (18, 6)),
     "conv2d": Case(conv(2, 2, 3, 3), (2, 6, 5)),
-    "conv2d-no-bias": Case(conv(2, 2, 3, (3, 2), bias=False), (2, 5, 6)),
-    "conv2d-one-by-one": Case(conv(2, 17, 3, 1), (17, 3, 4)),
-    "conv2d-stride": Case(conv(2, 2, 3, 3, stride=(2, 1)), (2, 7, 5)),
     "conv2d-stride-leaves-a-rest": Case(conv(2, 2, 3, 3, stride=2), (2, 6, 8)),
-    "conv2d-padding": Case(conv(2, 2, 3, 3, padding=(2, 1)), (2, 4, 5)),
-    "conv2d-same": Case(conv(2, 2, 3, (2, 3), padding="same"), (2, 5, 4)),
-    "conv2d-valid": Case(conv(2, 2, 3, 3, padding="valid"), (2, 5, 4)),
     "conv2d-reflect": Case(conv(2, 2, 3, 3, padding=(1, 2), padding_mode="reflect"), (2, 5, 4)),
     "conv2d-circular": Case(conv(2, 2, 3, 3, padding=1, padding_mode="circular"), (2, 5, 4)),
     "conv2d-replicate-same": Case(conv(2, 2, 3, 3, padding="same", padding_mode="replicate"), (2, 5, 4)),
-    "conv2d-dilation": Case(conv(2, 2, 3, 2, dilation=(2, 3)), (2, 5, 6)),
     "conv2d-groups": Case(conv(2, 4, 6, 3, groups=2), (4, 5, 4)),
     "conv2d-depthwise": Case(conv(2, 3, 6, 3, groups=3, padding=1), (3, 4, 4)),
     "conv2d-shifts": Case(conv(2, 20, 5, 3, padding=1), (20, 5, 4)),
@@ -205,38 +213,32 @@ EMBEDDINGS = {
     "embedding-repeated": Case(lambda: nn.Embedding(2, 3), (7,), tokens=2),
     "embedding-padding": Case(lambda: nn.Embedding(5, 3, padding_idx=1), (6,), tokens=5),
     "embedding-one-token": Case(lambda: nn.Embedding(9, 3), (), tokens=9),
-    "embedding-grid": Case(lambda: nn.Embedding(6, 3), (2, 3), tokens=6),
     "embedding-long-sequence": Case(lambda: nn.Embedding(40, 2), (300,), tokens=40),
     "embedding-bag": Case(lambda: nn.EmbeddingBag(6, 3), (4,), tokens=6),
-    "embedding-bag-sum": Case(lambda: nn.EmbeddingBag(4, 3, mode="sum"), (7,), tokens=4),
     "embedding-bag-padding": Case(lambda: nn.EmbeddingBag(4, 3, padding_idx=1), (5,), tokens=4),
     "embedding-bag-weights": Case(WeightedBag, (5,), tokens=6),
-    "embedding-bag-weights-by-name": Case(WeightsNamedFirst, (5,), tokens=6),
+    "embedding-bag-weights-by-name": Case(lambda: WeightedBag(by_name=True), (5,), tokens=6),
 }
 
 NORMS = {
     "layer-norm": Case(lambda: nn.LayerNorm(5), (5,)),
     "layer-norm-sequence": Case(lambda: nn.LayerNorm(5), (3, 5)),
-    "layer-norm-two-axes": Case(lambda: nn.LayerNorm((3, 5)), (2, 3, 5)),
-    "layer-norm-no-bias": Case(lambda: nn.LayerNorm(5, bias=False), (3, 5)),
     "group-norm": Case(lambda: nn.GroupNorm(2, 4), (4, 3, 2)),
-    "group-norm-flat": Case(lambda: nn.GroupNorm(2, 4), (4,)),
     "instance-norm-1d": Case(lambda: nn.InstanceNorm1d(3, affine=True), (3, 5)),
-    "instance-norm-2d": Case(lambda: nn.InstanceNorm2d(3, affine=True), (3, 4, 3)),
     "instance-norm-3d": Case(lambda: nn.InstanceNorm3d(3, affine=True), (3, 2, 3, 2)),
+    "instance-norm-2d": Case(lambda: nn.InstanceNorm2d(3, affine=True), (3, 4, 3)),
     "rms-norm": Case(lambda: nn.RMSNorm(5), (3, 5)),
-    "rms-norm-two-axes": Case(lambda: nn.RMSNorm((3, 5), eps=1e-3), (3, 5)),
 }
 
 UNKNOWN = {
     "own-parameter": Case(OwnParameter, (4,)),
     "linear-subclass": Case(lambda: DoubledLinear(4, 3), (4,)),
     "prelu": Case(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), (4,)),
-    "attention": Case(lambda: Attention(batch_first=True), (3, 4)),
-    "attention-sequence-first": Case(lambda: Attention(batch_first=False), (3, 4)),
-    "lstm": Case(lambda: Recurrent(nn.LSTM, final_state=False), (3, 3)),
-    "lstm-final-state": Case(lambda: Recurrent(nn.LSTM, final_state=True), (3, 3)),
-    "gru": Case(lambda: Recurrent(nn.GRU, final_state=False), (3, 3)),
+    "attention": written((3, 4), attend, attention=multihead()),
+    "attention-sequence-first": written((3, 4), attend, attention=lambda: nn.MultiheadAttention(4, 2)),
+    "lstm": Case(recurrent(nn.LSTM, batch_first=True), (3, 3)),
+    "lstm-final-state": Case(recurrent(nn.LSTM, "state", batch_first=True), (3, 3)),
+    "gru": Case(recurrent(nn.GRU, batch_first=True), (3, 3)),
     "conv-transpose": Case(lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 3, 2)),
     "weight-norm": Case(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
 }
@@ -269,7 +271,12 @@ NETWORKS = {
 
 GIVES_WAY = {
     "bag-of-the-largest": Case(lambda: nn.EmbeddingBag(6, 3, mode="max"), (4,), tokens=6),
-    "bags-by-offsets": Case(BagsByOffsets, (4,), tokens=6),
+    "bags-by-offsets": written(
+        (4,),
+        lambda m, ids: m.bag(ids.reshape(-1), torch.arange(len(ids)) * ids.shape[1]),
+        tokens=6,
+        bag=lambda: nn.EmbeddingBag(6, 3),
+    ),
 }
 
 KNOWN = LINEAR | CONVOLUTIONS | EMBEDDINGS | NORMS
@@ -368,33 +375,36 @@ def median_norm(z: np.ndarray) -> float:
     return norm if norm > 0 else 1.0
 
 
+def assert_equals_a_plain_loop(
+    engine: ClippedSumEngine,
+    model: nn.Module,
+    rows: tuple[Tensor, Tensor],
+    *,
+    loss: Loss = loss,
+    geometry: str = "identity",
+    units: Sequence[int] | None = None,
+    keep: float | None = None,
+    tolerance: float = 1e-9,
+    least: float = 0.0,
+) -> None:
+    """On every kind of support; errors are in clip norms (or `least` gradients, if more) per contribution."""
+    gradients = plain_loop(model, loss, rows)
+    contributions = gradients if units is None else unit_means(gradients, units)
+    batch = MicroBatch(rows, None if units is None else torch.tensor(units))
+    for name, support in supports(engine.layout).items():
+        space = GEOMETRIES[geometry](gradients, support)
+        parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
+        count = None if keep is None else max(1, int(keep * support.size))
+        z = measured(contributions, support.indices.numpy(), *parts, keep=count)
+        clip_norm = median_norm(z)
+        found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space, keep))
+        assert (found.dtype, found.shape) == (torch.float64, (support.size,))
+        error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
+        allowed = max(clip_norm, least * np.abs(gradients).max())
+        assert error <= tolerance * allowed * len(contributions), name
+
+
 # Small models with what real ones are made of: bare parameters, attention, recurrent layers, parametrisations.
-
-
-class By(nn.Module):
-    """A model out of named layers, bare parameters and a forward function."""
-
-    def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor], **parts: nn.Module | Tensor) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
-        self._forward = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(self, x)
-
-
-def by(forward, **parts) -> Callable[[], nn.Module]:
-    """Parts are made anew with every model."""
-    return lambda: By(forward, **{name: make() for name, make in parts.items()})
-
-
-def bare(*shape: int) -> Callable[[], Tensor]:
-    return lambda: torch.ones(shape)
-
-
-def linear(*size: int, **kwargs) -> Callable[[], nn.Module]:
-    return lambda: nn.Linear(*size, **kwargs)
 
 
 def with_class_token(m: nn.Module, x: Tensor) -> Tensor:
@@ -425,11 +435,11 @@ def own_attention(m: nn.Module, x: Tensor) -> Tensor:
 
 def positions_looked_up(m: nn.Module, x: Tensor) -> Tensor:
     places = torch.arange(x.shape[1]).unsqueeze(0)
-    return m.head(m.norm(m.tokens(x) + m.places(places)))
+    return m.head(m.norm(m.words(x) + m.places(places)))
 
 
 def with_padding_mask(m: nn.Module, x: Tensor) -> Tensor:
-    return m.layer(m.tokens(x), src_key_padding_mask=(x == 0) & (torch.arange(x.shape[1]) > 0))
+    return m.layer(m.words(x), src_key_padding_mask=(x == 0) & (torch.arange(x.shape[1]) > 0))
 
 
 def frozen_batch_norm(kind: type[nn.Module], features: int) -> nn.Module:
@@ -474,17 +484,6 @@ class Block(nn.Module):
         return x + self.gamma.reshape(1, -1, 1, 1) * F.gelu(self.mix(self.norm(self.spatial(x))))
 
 
-def recurrent(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callable[[], nn.Module]:
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        outputs, state = m.cell(x if m.cell.batch_first else x.transpose(0, 1))
-        if take == "outputs":
-            return outputs if m.cell.batch_first else outputs.transpose(0, 1)
-        parts = state if isinstance(state, tuple) else (state,)
-        return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], 1)
-
-    return by(forward, cell=lambda: kind(3, 4, **kwargs))
-
-
 def packed(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callable[[], nn.Module]:
     """Rows of one to three steps, as their own content says."""
 
@@ -495,8 +494,7 @@ def packed(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callable[
         outputs, state = m.cell(pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False))
         if take == "outputs":
             return pad_packed_sequence(outputs, batch_first=True, padding_value=0.5, total_length=4)[0]
-        parts = state if isinstance(state, tuple) else (state,)
-        return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], 1)
+        return states_of(state)
 
     return by(forward, body=linear(3, 3), cell=lambda: kind(3, 4, **kwargs))
 
@@ -504,7 +502,7 @@ def packed(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callable[
 def mean_of_packed(m: nn.Module, x: Tensor) -> Tensor:
     """Rows as wide as the longest of a chunk, and a padding token that no step ever sees."""
     lengths = (x > 0).sum(1).clamp(min=1)
-    rows = pack_padded_sequence(m.tokens(x), lengths, batch_first=True, enforce_sorted=False)
+    rows = pack_padded_sequence(m.words(x), lengths, batch_first=True, enforce_sorted=False)
     outputs, _ = pad_packed_sequence(m.cell(rows)[0], batch_first=True)
     return m.head(outputs.sum(1) / lengths.unsqueeze(1))
 
@@ -528,124 +526,88 @@ def autocast(m: nn.Module, x: Tensor) -> Tensor:
 
 
 BARE = {
-    "class-token": Case(
-        by(
-            with_class_token,
-            embed=linear(3, 4),
-            token=bare(1, 1, 4),
-            positions=bare(1, 4, 4),
-            head=linear(4, 2),
-        ),
+    "class-token": written(
         (3, 3),
+        with_class_token,
+        embed=linear(3, 4),
+        token=bare(1, 1, 4),
+        positions=bare(1, 4, 4),
+        head=linear(4, 2),
     ),
-    "token-written-in-place": Case(by(written_in_place, embed=linear(3, 4), token=bare(4)), (3, 3)),
+    "token-written-in-place": written((3, 3), written_in_place, embed=linear(3, 4), token=bare(4)),
     "layer-scale": Case(lambda: nn.Sequential(Block(3), Block(3)), (3, 4, 4)),
-    "temperature": Case(by(cosine, body=linear(3, 4), prototypes=bare(5, 4), temperature=bare()), (3,)),
-    "divided": Case(
-        by(
-            lambda m, x: m.body(x) / (m.scale.exp() + 1) - m.shift,
-            body=linear(3, 4),
-            scale=bare(4),
-            shift=bare(1),
-        ),
+    "temperature": written((3,), cosine, body=linear(3, 4), prototypes=bare(5, 4), temperature=bare()),
+    "divided": written(
         (2, 3),
+        lambda m, x: m.body(x) / (m.scale.exp() + 1) - m.shift,
+        body=linear(3, 4),
+        scale=bare(4),
+        shift=bare(1),
     ),
-    "mask-token": Case(
-        by(lambda m, x: m.body(torch.where(x[..., :1] > 0, m.token, x)), body=linear(3, 4), token=bare(3)),
-        (4, 3),
+    "mask-token": written(
+        (4, 3), lambda m, x: m.body(torch.where(x[..., :1] > 0, m.token, x)), body=linear(3, 4), token=bare(3)
     ),
-    "parameter-alone": Case(
-        by(lambda m, x: m.head(m.latents.expand(len(x), -1)) * x, head=linear(4, 3), latents=bare(4)), (3,)
+    "parameter-alone": written(
+        (3,), lambda m, x: m.head(m.latents.expand(len(x), -1)) * x, head=linear(4, 3), latents=bare(4)
     ),
-    "einsum": Case(
-        by(lambda m, x: torch.einsum("bti,hio->bhto", x, m.heads).tanh(), heads=bare(2, 3, 4)), (5, 3)
+    "einsum": written(
+        (5, 3), lambda m, x: torch.einsum("bti,hio->bhto", x, m.heads).tanh(), heads=bare(2, 3, 4)
     ),
-    "matrix-by-hand": Case(
-        by(lambda m, x: (x @ m.one).tanh() @ m.two.T, one=bare(3, 4), two=bare(2, 4)), (5, 3)
+    "matrix-by-hand": written(
+        (5, 3), lambda m, x: (x @ m.one).tanh() @ m.two.T, one=bare(3, 4), two=bare(2, 4)
     ),
-    "left-matrix": Case(by(lambda m, x: (m.one @ x.T).T.tanh(), one=bare(4, 3)), (3,)),
-    "vector": Case(by(lambda m, x: (x @ m.one).unsqueeze(1), one=bare(3)), (3,)),
-    "filters-by-hand": Case(
-        by(lambda m, x: F.conv2d(x, m.filters, padding=1), filters=bare(2, 3, 3, 3)), (3, 4, 4)
+    "left-matrix": written((3,), lambda m, x: (m.one @ x.T).T.tanh(), one=bare(4, 3)),
+    "filters-by-hand": written(
+        (3, 4, 4), lambda m, x: F.conv2d(x, m.filters, padding=1), filters=bare(2, 3, 3, 3)
     ),
-    "addcmul": Case(
-        by(lambda m, x: torch.addcmul(m.bias, m.gain, x * x, value=2), gain=bare(3), bias=bare(3)), (2, 3)
+    "addcmul": written(
+        (2, 3), lambda m, x: torch.addcmul(m.bias, m.gain, x * x, value=2), gain=bare(3), bias=bare(3)
     ),
 }
 """Parameters a module uses directly."""
 
 ATTENTION = {
-    "attention-weights-too": Case(
-        by(
-            lambda m, x: m.attention(x, x, x)[0],
-            attention=lambda: nn.MultiheadAttention(4, 2, batch_first=True),
-        ),
-        (3, 4),
+    "attention-other-sizes": written(
+        (3, 4), lambda m, x: m.attention(x, x[..., :3], x[..., :2])[0], attention=multihead(kdim=3, vdim=2)
     ),
-    "attention-other-sizes": Case(
-        by(
-            lambda m, x: m.attention(x, x[..., :3], x[..., :2])[0],
-            attention=lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=2, batch_first=True),
-        ),
-        (3, 4),
+    "attention-bias-of-keys": written(
+        (3, 4), lambda m, x: m.attention(x, x, x)[0], attention=multihead(add_bias_kv=True)
     ),
-    "attention-bias-of-keys": Case(
-        by(
-            lambda m, x: m.attention(x, x, x)[0],
-            attention=lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True),
-        ),
-        (3, 4),
-    ),
-    "learned-queries": Case(
-        by(
-            cross_attention,
-            queries=bare(2, 4),
-            attention=lambda: nn.MultiheadAttention(4, 2, batch_first=True),
-        ),
-        (3, 4),
-    ),
-    "own-attention": Case(by(own_attention, qkv=linear(4, 12)), (3, 4)),
+    "learned-queries": written((3, 4), cross_attention, queries=bare(2, 4), attention=multihead()),
+    "own-attention": written((3, 4), own_attention, qkv=linear(4, 12)),
     "encoder-layer": Case(lambda: encoder_layer(batch_first=True), (3, 4)),
     "encoder-layer-eval": Case(lambda: encoder_layer(batch_first=True).eval(), (3, 4)),
     "encoder-layer-norm-first": Case(lambda: encoder_layer(batch_first=True, norm_first=True), (3, 4)),
-    "encoder-sequence-first": Case(
-        by(lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=encoder_layer), (3, 4)
+    "encoder-sequence-first": written(
+        (3, 4), lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=encoder_layer
     ),
-    "padding-mask": Case(
-        by(
-            with_padding_mask,
-            tokens=lambda: nn.Embedding(5, 4),
-            layer=lambda: encoder_layer(batch_first=True),
-        ),
+    "padding-mask": written(
         (4,),
+        with_padding_mask,
         tokens=5,
+        words=lambda: nn.Embedding(5, 4),
+        layer=lambda: encoder_layer(batch_first=True),
     ),
-    "decoder-layer": Case(
-        by(
-            lambda m, x: m.layer(x, x.flip(1)),
-            layer=lambda: nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
-        ),
+    "decoder-layer": written(
         (3, 4),
+        lambda m, x: m.layer(x, x.flip(1)),
+        layer=lambda: nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
     ),
-    "position-table": Case(
-        by(
-            positions_looked_up,
-            tokens=lambda: nn.Embedding(6, 4),
-            places=lambda: nn.Embedding(9, 4, padding_idx=1),
-            norm=lambda: nn.LayerNorm(4),
-            head=linear(4, 2),
-        ),
+    "position-table": written(
         (5,),
+        positions_looked_up,
         tokens=6,
+        words=lambda: nn.Embedding(6, 4),
+        places=lambda: nn.Embedding(9, 4, padding_idx=1),
+        norm=lambda: nn.LayerNorm(4),
+        head=linear(4, 2),
     ),
-    "tied-by-hand": Case(
-        by(
-            lambda m, x: F.linear(m.body(m.table(x)).tanh(), m.table.weight),
-            table=lambda: nn.Embedding(6, 4),
-            body=linear(4, 4),
-        ),
+    "tied-by-hand": written(
         (5,),
+        lambda m, x: F.linear(m.body(m.table(x)).tanh(), m.table.weight),
         tokens=6,
+        table=lambda: nn.Embedding(6, 4),
+        body=linear(4, 4),
     ),
     "gpt2-linear": Case(lambda: nn.Sequential(Conv1D(5, 4), nn.GELU(), Conv1D(3, 5)), (3, 4)),
 }
@@ -658,57 +620,43 @@ RECURRENT = {
     "lstm-projected": Case(recurrent(nn.LSTM, proj_size=2, batch_first=True), (3, 3)),
     "gru-deep": Case(recurrent(nn.GRU, num_layers=2, batch_first=True), (3, 3)),
     "gru-no-bias": Case(recurrent(nn.GRU, "state", bias=False, batch_first=True), (3, 3)),
-    "rnn": Case(recurrent(nn.RNN, batch_first=True), (4, 3)),
     "rnn-relu-both-ways": Case(
         recurrent(nn.RNN, nonlinearity="relu", bidirectional=True, batch_first=True), (3, 3)
     ),
-    "gru-learned-start": Case(
-        by(
-            learned_start,
-            start=bare(2, 4),
-            cell=lambda: nn.GRU(3, 4, num_layers=2, batch_first=True),
-        ),
-        (3, 3),
-    ),
-    "packed-lstm-deep-both-ways": Case(
-        packed(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True), (3, 3)
+    "gru-learned-start": written(
+        (3, 3), learned_start, start=bare(2, 4), cell=lambda: nn.GRU(3, 4, num_layers=2, batch_first=True)
     ),
     "packed-lstm-states": Case(packed(nn.LSTM, "state", num_layers=2, bidirectional=True), (3, 3)),
     "packed-gru-deep-both-ways": Case(
         packed(nn.GRU, num_layers=2, bidirectional=True, batch_first=True), (3, 3)
     ),
-    "packed-gru-states": Case(packed(nn.GRU, "state", bias=False, batch_first=True), (3, 3)),
     "packed-rnn-both-ways": Case(packed(nn.RNN, bidirectional=True, batch_first=True), (3, 3)),
     "packed-rnn-relu-deep": Case(
         packed(nn.RNN, "state", nonlinearity="relu", num_layers=2, batch_first=True), (3, 3)
     ),
-    "packed-tokens": Case(
-        by(
-            mean_of_packed,
-            tokens=lambda: nn.Embedding(4, 3),
-            cell=lambda: nn.LSTM(3, 4, batch_first=True),
-            head=linear(4, 2),
-        ),
+    "packed-tokens": written(
         (4,),
+        mean_of_packed,
         tokens=4,
+        words=lambda: nn.Embedding(4, 3),
+        cell=lambda: nn.LSTM(3, 4, batch_first=True),
+        head=linear(4, 2),
     ),
-    "lstm-cell": Case(
-        by(lambda m, x: m.cell(x[:, 1], m.cell(x[:, 0]))[0], cell=lambda: nn.LSTMCell(3, 4)), (2, 3)
+    "lstm-cell": written(
+        (2, 3), lambda m, x: m.cell(x[:, 1], m.cell(x[:, 0]))[0], cell=lambda: nn.LSTMCell(3, 4)
     ),
-    "gru-cell": Case(by(lambda m, x: m.cell(x), cell=lambda: nn.GRUCell(3, 4)), (3,)),
+    "gru-cell": written((3,), lambda m, x: m.cell(x), cell=lambda: nn.GRUCell(3, 4)),
 }
 
 OTHER_LAYERS = {
-    "conv-transpose-1d": Case(transposed(1, 2, 3, 3, padding=1), (2, 4)),
     "conv-transpose-2d": Case(transposed(2, 2, 3, (3, 2), stride=2, padding=1, output_padding=1), (2, 3, 3)),
     "conv-transpose-2d-groups": Case(transposed(2, 4, 6, 2, groups=2, dilation=2), (4, 3, 3)),
     "conv-transpose-2d-shifts": Case(transposed(2, 3, 16, 2), (3, 3, 3)),
     "conv-transpose-3d": Case(transposed(3, 2, 2, 2, stride=(1, 2, 1), bias=False), (2, 2, 3, 2)),
     "prelu-by-channel": Case(lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.PReLU(3)), (2, 4)),
-    "prelu-one": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()), (3,)),
-    "bilinear": Case(by(lambda m, x: m.layer(x[:, :3], x[:, 3:]), layer=lambda: nn.Bilinear(3, 2, 4)), (5,)),
-    "bilinear-sequence": Case(
-        by(lambda m, x: m.layer(x, x.tanh()), layer=lambda: nn.Bilinear(3, 3, 2, bias=False)), (4, 3)
+    "bilinear": written((5,), lambda m, x: m.layer(x[:, :3], x[:, 3:]), layer=lambda: nn.Bilinear(3, 2, 4)),
+    "bilinear-sequence": written(
+        (4, 3), lambda m, x: m.layer(x, x.tanh()), layer=lambda: nn.Bilinear(3, 3, 2, bias=False)
     ),
     "frozen-batch-norm-1d": Case(lambda: frozen_batch_norm(nn.BatchNorm1d, 3), (3,)),
     "frozen-batch-norm-2d": Case(lambda: frozen_batch_norm(nn.BatchNorm2d, 3), (3, 2, 4)),
@@ -717,48 +665,36 @@ OTHER_LAYERS = {
     "weight-norm-conv": Case(lambda: parametrizations.weight_norm(nn.Conv2d(2, 3, 2)), (2, 3, 3)),
     "orthogonal": Case(lambda: parametrizations.orthogonal(nn.Linear(3, 3)), (3,)),
     "spectral-norm": Case(lambda: parametrizations.spectral_norm(nn.Linear(4, 3)).eval(), (4,)),
-    "standardised-weights": Case(
-        by(
-            lambda m, x: F.conv2d(
-                x, (m.conv.weight - m.conv.weight.mean((1, 2, 3), True)) * m.gain, m.conv.bias
-            ),
-            conv=lambda: nn.Conv2d(2, 3, 2),
-            gain=bare(3, 1, 1, 1),
-        ),
+    "standardised-weights": written(
         (2, 3, 3),
+        lambda m, x: F.conv2d(x, (m.conv.weight - m.conv.weight.mean((1, 2, 3), True)) * m.gain, m.conv.bias),
+        conv=lambda: nn.Conv2d(2, 3, 2),
+        gain=bare(3, 1, 1, 1),
     ),
 }
 
 LAYOUTS = {
-    "rows-and-positions-merged": Case(
-        by(
-            lambda m, x: m.two(m.one(x.reshape(-1, 3)).tanh()).reshape(len(x), -1),
-            one=linear(3, 4),
-            two=linear(4, 2),
-        ),
+    "rows-and-positions-merged": written(
         (5, 3),
+        lambda m, x: m.two(m.one(x.reshape(-1, 3)).tanh()).reshape(len(x), -1),
+        one=linear(3, 4),
+        two=linear(4, 2),
     ),
-    "positions-and-rows-merged": Case(
-        by(
-            lambda m, x: m.one(x.transpose(0, 1).reshape(-1, 3)).reshape(5, -1, 4).transpose(0, 1),
-            one=linear(3, 4),
-        ),
+    "positions-and-rows-merged": written(
         (5, 3),
+        lambda m, x: m.one(x.transpose(0, 1).reshape(-1, 3)).reshape(5, -1, 4).transpose(0, 1),
+        one=linear(3, 4),
     ),
-    "frames-of-a-film": Case(
-        by(
-            lambda m, x: m.conv(x.flatten(0, 1)).relu().reshape(len(x), 3, -1),
-            conv=lambda: nn.Conv2d(2, 3, 2),
-        ),
+    "frames-of-a-film": written(
         (3, 2, 3, 3),
+        lambda m, x: m.conv(x.flatten(0, 1)).relu().reshape(len(x), 3, -1),
+        conv=lambda: nn.Conv2d(2, 3, 2),
     ),
-    "norm-on-merged-rows": Case(
-        by(
-            lambda m, x: (m.norm(x.reshape(-1, 3)) * m.gain).reshape(x.shape),
-            norm=lambda: nn.LayerNorm(3),
-            gain=bare(3),
-        ),
+    "norm-on-merged-rows": written(
         (4, 3),
+        lambda m, x: (m.norm(x.reshape(-1, 3)) * m.gain).reshape(x.shape),
+        norm=lambda: nn.LayerNorm(3),
+        gain=bare(3),
     ),
     "channels-last": Case(
         lambda: nn.Sequential(
@@ -766,15 +702,10 @@ LAYOUTS = {
         ).to(memory_format=torch.channels_last),
         (3, 4, 4),
     ),
-    "checkpointed": Case(
-        by(
-            lambda m, x: checkpoint(m.body, x, use_reentrant=False),
-            body=lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
-        ),
+    "checkpointed": written(
         (3,),
-    ),
-    "shared-by-two-paths": Case(
-        by(lambda m, x: m.layer(x) + F.linear(x.sin(), m.layer.weight), layer=linear(3, 4)), (3,)
+        lambda m, x: checkpoint(m.body, x, use_reentrant=False),
+        body=lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
     ),
 }
 

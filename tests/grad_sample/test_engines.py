@@ -18,27 +18,26 @@ from gradient_cases import (
     KNOWN,
     NETWORKS,
     Case,
+    assert_equals_a_plain_loop,
     clipped_sum,
     loss,
     measured,
-    median_norm,
     plain_loop,
     supports,
-    unit_means,
 )
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import FlatClip, Identity, Standardized
+from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping, make_engine
 from sparsedp.grad_sample.buffers import keep_freed_memory
 from sparsedp.grad_sample.embedding import Pairs
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
 from sparsedp.grad_sample.query import keep_largest
-from sparsedp.grad_sample.sampler import UnitPlaces, make_blocks
+from sparsedp.grad_sample.sampler import make_blocks
 from sparsedp.parameters import ParameterLayout, Support
 
 # Both engines give the clipped sum of a plain loop of `backward`, for every layer, support, geometry and dtype.
@@ -50,31 +49,16 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.bfloat16: 5e-2}
 """Largest error of a sum, in units of the clip norm times the number of samples."""
 
 
-def check(engine, rows, gradients, support, geometry, tolerance):
-    parts = (
-        (geometry.centre.numpy(), geometry.scale.numpy())
-        if isinstance(geometry, Standardized)
-        else (0.0, 1.0)
-    )
-    z = measured(gradients, support.indices.numpy(), *parts)
-    clip_norm = median_norm(z)
-    found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm), geometry))
-    assert found.dtype == torch.float64
-    assert found.shape == (support.size,)
-    error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
-    assert error <= tolerance * clip_norm * len(gradients)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ENGINES)
-def test_the_engine_equals_a_plain_loop(kind, case, geometry, dtype):
+def test_the_engine_equals_a_plain_loop(kind, case, geometry, dtype, caplog):
     model, rows = CASES[case].make(dtype)
-    gradients = plain_loop(model, loss, rows)
     engine = ENGINES[kind](model, loss)
-    for support in supports(engine.layout).values():
-        check(engine, rows, gradients, support, GEOMETRIES[geometry](gradients, support), TOLERANCE[dtype])
+    with caplog.at_level(logging.DEBUG, logger="sparsedp"):
+        assert_equals_a_plain_loop(engine, model, rows, geometry=geometry, tolerance=TOLERANCE[dtype])
+    assert kind == "reference" or case not in {**KNOWN, **NETWORKS} or caplog.records == []
 
 
 @pytest.mark.parametrize(
@@ -83,53 +67,11 @@ def test_the_engine_equals_a_plain_loop(kind, case, geometry, dtype):
 @pytest.mark.parametrize("kind", ENGINES)
 def test_the_engine_takes_half_precision(kind, case):
     model, rows = CASES[case].make(torch.bfloat16)
-    gradients = plain_loop(model, loss, rows)
-    engine = ENGINES[kind](model, loss)
-    for support in supports(engine.layout).values():
-        check(
-            engine,
-            rows,
-            gradients,
-            support,
-            GEOMETRIES["identity"](gradients, support),
-            TOLERANCE[torch.bfloat16],
-        )
-
-
-@pytest.mark.parametrize("case", {**KNOWN, **NETWORKS})
-def test_known_layers_need_no_reference_path(case, caplog):
-    model, rows = CASES[case].make(torch.float32)
-    with caplog.at_level(logging.DEBUG, logger="sparsedp"):
-        engine = ENGINES["bookkeeping"](model, loss)
-        engine.clipped_sum(
-            [MicroBatch(rows)], ClippedSumQuery(supports(engine.layout)["full"], FlatClip(1.0))
-        )
-    assert caplog.records == []
-
-
-def test_an_operation_without_a_formula_is_named_in_the_log(caplog):
-    class Blends(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.target = nn.Parameter(torch.ones(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.lerp(x, self.target, 0.3)
-
-    model, rows = Case(Blends, (4,)).make(torch.float64)
-    engine = ENGINES["bookkeeping"](model, loss)
-    support = supports(engine.layout)["full"]
-    with caplog.at_level(logging.WARNING, logger="sparsedp"):
-        check(engine, rows, plain_loop(model, loss, rows), support, Identity(), 1e-9)
-    assert len(caplog.records) == 1
-    assert "'target'" in caplog.text
-    assert "LerpBackward0 has no formula" in caplog.text
+    assert_equals_a_plain_loop(ENGINES[kind](model, loss), model, rows, tolerance=TOLERANCE[torch.bfloat16])
 
 
 # The fast engine equals a plain loop for layers of any shape hypothesis can think of.
 
-
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 few = st.integers(1, 4)
 
@@ -183,25 +125,16 @@ def norms(draw) -> Case:
     return Case(draw(st.sampled_from(kinds)), sizes)
 
 
-@settings(max_examples=120)
+@settings(max_examples=100)
 @given(
     st.one_of(linears(), convolutions(), convolutions(), embeddings(), norms()),
     st.integers(1, 20),
     st.sampled_from(sorted(GEOMETRIES)),
-    st.sampled_from(["full", "random", "one", "rows"]),
     st.integers(0, 1000),
 )
-def test_the_fast_engine_equals_a_plain_loop(case, samples, geometry, kind, seed):
+def test_the_fast_engine_equals_a_plain_loop(case, samples, geometry, seed):
     model, rows = case.make(torch.float64, samples, seed)
-    gradients = plain_loop(model, loss, rows)
-    engine = BookKeepingEngine(model, loss)
-    support = supports(engine.layout)[kind]
-    space = GEOMETRIES[geometry](gradients, support)
-    parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
-    z = measured(gradients, support.indices.numpy(), *parts)
-    clip_norm = median_norm(z)
-    found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm), space))
-    np.testing.assert_allclose(found.numpy(), clipped_sum(z, clip_norm), rtol=1e-8, atol=1e-8 * clip_norm)
+    assert_equals_a_plain_loop(BookKeepingEngine(model, loss), model, rows, geometry=geometry, tolerance=1e-8)
 
 
 # Empty batches, empty supports, samples that are not finite; and how a batch is cut changes nothing.
@@ -276,29 +209,9 @@ def test_an_empty_batch_gives_exact_zeros(kind, geometry, batches):
     engine = ENGINES[kind](network, loss)
     empty = MicroBatch(select(rows, slice(0, 0)))
     given = {"none": [], "one empty": [empty], "several empty": [empty, empty]}[batches]
-    for support in supports(engine.layout).values():
+    for support in supports(engine.layout).values():  # an empty one among them
         query = ClippedSumQuery(support, FlatClip(0.7), GEOMETRIES[geometry](np.ones(1), support))
         assert torch.equal(engine.clipped_sum(given, query), torch.zeros(support.size, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_an_empty_support_gives_an_empty_sum(kind):
-    network, rows = CASES["cnn"].make(torch.float32)
-    engine = ENGINES[kind](network, loss)
-    query = ClippedSumQuery(Support.empty(engine.layout.dimension), FlatClip(0.7), per_sample_top=0.5)
-    assert engine.clipped_sum([MicroBatch(rows)], query).shape == (0,)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_without_clip_and_with_every_coordinate_it_is_the_gradient_of_the_summed_loss(kind):
-    network, rows = CASES["cnn"].make(torch.float64)
-    engine = ENGINES[kind](network, loss)
-    found = engine.clipped_sum(
-        [MicroBatch(rows)], ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1e30))
-    )
-    loss(network, rows).sum().backward()
-    expected = torch.cat([p.grad.reshape(-1) for p in network.parameters()])
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @settings(max_examples=40)
@@ -363,16 +276,6 @@ def test_inputs_of_several_lengths_in_one_step():
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_batches_may_come_from_a_generator_and_are_read_once():
-    network, rows = CASES["linear"].make(torch.float64)
-    engine = BookKeepingEngine(network, loss)
-    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.7))
-    stream = (MicroBatch(select(rows, slice(i, i + 2))) for i in (0, 2, 4))
-    found = engine.clipped_sum(stream, query)
-    torch.testing.assert_close(found, engine.clipped_sum([MicroBatch(rows)], query), rtol=1e-9, atol=1e-11)
-    assert next(stream, None) is None
-
-
 def test_an_unknown_engine_is_refused_with_the_choices():
     with pytest.raises(SparseDPError, match=r"bookkeeping.*reference"):
         make_engine(CASES["linear"].build(), loss, "fast")
@@ -409,19 +312,10 @@ def small_chunks(monkeypatch):
 
 def assert_right(kind, case, geometry, keep=None, units=None):
     model, rows = CASES[case].make(torch.float64, len(UNITS))
-    gradients = plain_loop(model, loss, rows)
-    contributions = gradients if units is None else unit_means(gradients, units)
     engine = ENGINES[kind](model, loss)
-    for name, support in supports(engine.layout).items():
-        space = GEOMETRIES[geometry](gradients, support)
-        parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
-        count = None if keep is None else max(1, int(keep * support.size))
-        z = measured(contributions, support.indices.numpy(), *parts, keep=count)
-        clip_norm = median_norm(z)
-        batch = MicroBatch(rows, None if units is None else torch.tensor(units))
-        found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space, keep))
-        error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
-        assert error <= 1e-9 * clip_norm, name
+    assert_equals_a_plain_loop(
+        engine, model, rows, geometry=geometry, units=units, keep=keep, tolerance=1e-9 / len(UNITS)
+    )
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -447,16 +341,6 @@ def test_units_and_top_work_together(kind):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_unit_of_one_row_is_that_row(kind):
-    model, rows = CASES["cnn"].make(torch.float64)
-    engine = ENGINES[kind](model, loss)
-    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
-    alone = engine.clipped_sum([MicroBatch(rows)], query)
-    as_units = engine.clipped_sum([MicroBatch(rows, torch.arange(len(rows[0])))], query)
-    torch.testing.assert_close(as_units, alone, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
 def test_the_top_of_ties_is_the_lower_index(kind):
     def equal(model: nn.Module, rows: Tensor) -> Tensor:
         return model(rows).sum(1)
@@ -466,12 +350,6 @@ def test_the_top_of_ties_is_the_lower_index(kind):
     query = ClippedSumQuery(Support.full(8), FlatClip(1e30), per_sample_top=0.5)
     found = engine.clipped_sum([MicroBatch(torch.ones(4, 3))], query)
     assert found.tolist() == [4.0, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_keep_largest_keeps_exactly_that_many_of_each_row():
-    rows = torch.tensor([[3.0, -3.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 2.0, -4.0, 3.0]])
-    assert keep_largest(rows, 2).tolist() == [[3.0, -3.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, -4.0, 3.0]]
-    assert keep_largest(rows, 4) is rows
 
 
 def test_keep_largest_cannot_hide_a_number_that_is_not_finite():
@@ -509,19 +387,12 @@ def make(kind, dtype=torch.float64):
     return nn.Linear(200, 100).to(dtype), (torch.randn(shape, dtype=dtype),)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3], ids=["all", "scattered"])
 @pytest.mark.parametrize("units", [EVEN, RAGGED, ONE_LARGE], ids=["even", "ragged", "one large"])
 @pytest.mark.parametrize("kind", ["rows", "sequences"])
-def test_the_clipped_sum_is_that_of_a_plain_loop(kind, units, share):
+def test_the_clipped_sum_is_that_of_a_plain_loop(kind, units):
     model, rows = make(kind)
     engine = BookKeepingEngine(model, squares)
-    chosen = torch.rand(engine.layout.dimension, generator=torch.Generator().manual_seed(2)) < share
-    support = Support.from_mask(chosen)
-    z = measured(unit_means(plain_loop(model, squares, rows), units), support.indices.numpy())
-    found = engine.clipped_sum(
-        [MicroBatch(rows, torch.tensor(units))], ClippedSumQuery(support, FlatClip(median_norm(z)))
-    )
-    np.testing.assert_allclose(found.numpy(), clipped_sum(z, median_norm(z)), rtol=1e-9, atol=1e-11)
+    assert_equals_a_plain_loop(engine, model, rows, loss=squares, units=units)
     assert not engine.notes
 
 
@@ -570,15 +441,6 @@ def test_a_unit_whose_rows_cancel_moves_the_sum_by_no_more_than_the_clip_norm(si
     assert float((with_it - without).norm()) <= 1.0
 
 
-def test_rows_find_their_places_and_what_is_left_over_is_zero():
-    rows = torch.arange(1.0, 9.0).unsqueeze(1)
-    beside = UnitPlaces.of(torch.tensor(RAGGED)).beside(rows)
-    assert beside.squeeze(2).tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6], [7, 8, 0]]
-    even = UnitPlaces.of(torch.tensor(EVEN)).beside(rows)
-    assert even.data_ptr() == rows.data_ptr()
-    assert UnitPlaces.of(torch.tensor(ONE_LARGE)) is None
-
-
 # Tables of embeddings: only the rows of the support exist for the engine.
 
 
@@ -607,23 +469,15 @@ def few_rows(layout: ParameterLayout) -> Support:
 @pytest.mark.parametrize("units", [None, [0, 0, 1, 2, 2, 2, 3, 4]], ids=["rows", "units"])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("tokens", [(0, 3, 7, 11), (1, 2, 4)], ids=["some-active", "none-active"])
-def test_the_rows_of_a_support_equal_a_plain_loop_in_float64(tokens, geometry, units):
+def test_the_rows_of_a_support_equal_a_plain_loop_in_float64(tokens, geometry, units, monkeypatch):
     torch.manual_seed(1)
     model = Text().double()
     ids = torch.tensor(tokens)[torch.randint(0, len(tokens), (8, 64))]
     ids[3] = 0
     rows = (ids, torch.linspace(0.2, 2.0, 8).double())
-    gradients = plain_loop(model, loss, rows)
-    contributions = gradients if units is None else unit_means(gradients, units)
     engine = BookKeepingEngine(model, loss)
-    support = few_rows(engine.layout)
-    space = GEOMETRIES[geometry](gradients, support)
-    parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
-    z = measured(contributions, support.indices.numpy(), *parts)
-    clip_norm = median_norm(z)
-    batch = MicroBatch(rows, None if units is None else torch.tensor(units))
-    found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space))
-    assert np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm)) <= 1e-9 * clip_norm
+    monkeypatch.setattr("gradient_cases.supports", lambda layout: {"few rows": few_rows(layout)})
+    assert_equals_a_plain_loop(engine, model, rows, geometry=geometry, units=units, tolerance=1e-9 / len(ids))
 
 
 def test_a_table_keeps_only_its_active_rows():
@@ -655,37 +509,7 @@ def test_pairs_in_order_are_added_up_one_after_the_other_to_the_bit(pairs, width
     assert torch.equal(unordered[1], sums)
 
 
-# Memory that is freed and asked for again costs page faults only once.
-
-
-FAULTS = """
-import resource, sys
-import torch
-from sparsedp import keep_freed_memory
-
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-for _ in range(12):  # the heap grows for some batches until what is freed fits what is asked for
-    torch.ones(10_000_000).add(1)
-before = faults()
-for _ in range(5):
-    torch.ones(10_000_000).add(1)
-print(faults() - before)
-"""
-
-
-def faults_of_five_batches(word):
-    done = subprocess.run([sys.executable, "-c", FAULTS, word], capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
-def test_batches_after_the_first_find_their_memory_in_place():
-    assert faults_of_five_batches("keep") < 0.1 * faults_of_five_batches("leave")
+# What is freed is given back, or kept where that was asked for.
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):

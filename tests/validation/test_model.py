@@ -12,6 +12,17 @@ from sparsedp.validation.model import validate_model
 LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 
 
+class Written(nn.Module):
+    """A module out of a function of itself and the input."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.of_input = forward
+
+    def forward(self, x):
+        return self.of_input(self, x)
+
+
 class SubtractBatchMean(nn.Module):
     def forward(self, x):
         return x - x.mean(0, keepdim=True)
@@ -48,22 +59,8 @@ class RemembersInAFrozenParameter(nn.Module):
         return x
 
 
-class RemembersInAnAttribute(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.average = torch.zeros(1)
-
-    def forward(self, x):
-        if self.training:
-            self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
-        return x - self.average
-
-
-class MixesInTrainingBehindDropout(nn.Module):
-    def forward(self, x):
-        if self.training:
-            x = x - x.mean(0, keepdim=True)
-        return F.dropout(x, 0.1, self.training)
+def only_in_training(module, x):
+    return F.dropout(x - x.mean(0, keepdim=True) if module.training else x, 0.1, module.training)
 
 
 class MixesBehindAZeroBranch(nn.Module):
@@ -78,18 +75,8 @@ class MixesBehindAZeroBranch(nn.Module):
         return self.head(x + self.branch(x.mean(0).expand_as(x)))
 
 
-class DividesByTheBatchSize(nn.Module):
-    def forward(self, x):
-        return x / x.shape[0]
-
-
 class RenamedEmbedding(nn.Embedding):
     pass
-
-
-class FunctionalDropout(nn.Module):
-    def forward(self, x):
-        return F.dropout(x, 0.5, self.training)
 
 
 def rows(count=6):
@@ -111,9 +98,9 @@ def head(*layers):
         (head(SubtractBatchMean()), "module '0' (SubtractBatchMean)"),
         (nn.Sequential(head(nn.Tanh()), SubtractBatchMean()), "module '1' (SubtractBatchMean)"),
         (MixesByHand(), "the model itself (MixesByHand)"),
-        (head(MixesInTrainingBehindDropout()), "module '0' (MixesInTrainingBehindDropout)"),
+        (head(Written(only_in_training)), "module '0' (Written)"),
         (MixesBehindAZeroBranch(), "module 'branch' (Linear) mixes examples, or is handed mixed ones"),
-        (head(DividesByTheBatchSize()), "module '0' (DividesByTheBatchSize)"),
+        (head(Written(lambda m, x: x / x.shape[0])), "module '0' (Written)"),
     ],
     ids=[
         "batch norm",
@@ -167,7 +154,7 @@ def test_an_embedding_that_rewrites_its_rows_is_refused_whatever_its_class(kind,
         head(nn.GroupNorm(3, 3)),
         head(nn.InstanceNorm2d(3, affine=True)),
         head(nn.Dropout(0.5)),
-        head(FunctionalDropout()),
+        head(Written(lambda m, x: F.dropout(x, 0.5, m.training))),
         head(nn.BatchNorm2d(3).eval()),
     ],
     ids=["group norm", "instance norm", "dropout", "functional dropout", "frozen batch norm"],

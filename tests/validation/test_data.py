@@ -1,4 +1,4 @@
-"""An item of a data set is made from its own unit's rows: what reads others' is refused, what does not trains."""
+"""Items come from their own unit's rows and collates keep them apart: what mixes is refused, what does not trains."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
+from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from sparsedp.errors import PrivacyError
+from sparsedp.loading import DataConfig
+from sparsedp.methods import get_method
+from sparsedp.training.trainer import Trainer
 from sparsedp.validation.data import validate_items
 
 N = 200
@@ -251,3 +255,110 @@ class TestFrames:
     def test_others_rows_are_refused(self, frame: Any, make: Any) -> None:
         with pytest.raises(PrivacyError, match=r"Items\.frame was read"):
             validate_items(Items(make, frame=frame))
+
+
+# Collates: rows that look different in other company.
+
+Rows = list[tuple[Tensor, int]]
+
+
+class Sequences(Dataset[Any]):
+    """Sequences of vectors, the first of length 2, one of them longer."""
+
+    def __init__(self, long_row: int | None) -> None:
+        self.long_row = long_row
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(index)
+        length = 10 if index == self.long_row else 2
+        return torch.randn(length, FEATURES, generator=generator), index % 3
+
+
+class Pooled(nn.Module):
+    """Classifies the mean over the sequence, so padding counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = network()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(inputs.mean(dim=1))
+
+
+def stacked(items: Rows, length: int | None = None) -> tuple[Tensor, Tensor]:
+    longest = max(len(x) for x, _ in items) if length is None else length
+    padded = [nn.functional.pad(x, (0, 0, 0, longest - len(x))) for x, _ in items]
+    return torch.stack(padded), torch.tensor([y for _, y in items])
+
+
+def fixed(items: Rows) -> tuple[Tensor, Tensor]:
+    return stacked(items, 10)
+
+
+def centred(items: Rows) -> tuple[Tensor, Tensor]:
+    inputs, targets = fixed(items)
+    return inputs - inputs.mean(dim=0), targets
+
+
+def with_the_one_before(items: Rows) -> tuple[Tensor, Tensor]:
+    inputs, targets = fixed(items)
+    inputs[2:] = inputs[2:] + inputs[1:-1]
+    return inputs, targets
+
+
+def mixup(items: Rows) -> tuple[Tensor, Tensor]:
+    inputs, targets = fixed(items)
+    return 0.7 * inputs + 0.3 * inputs[torch.randperm(len(inputs))], targets
+
+
+def trainer_on(dataset: Dataset[Any], **more: Any) -> Trainer:
+    plan = a_plan(get_method("dp-sgd"))
+    return Trainer(Pooled(), dataset, loss_fn, plan=plan, optimizer=sgd, seed=0, data=DataConfig(**more))
+
+
+def run(collate: Callable[[Rows], object], long_row: int | None, workers: int = 0) -> int:
+    trainer = trainer_on(Sequences(long_row), collate_fn=collate, num_workers=workers)
+    for batch in trainer:
+        trainer.step(batch)
+    return trainer.position
+
+
+@pytest.mark.parametrize(
+    ("collate", "words"),
+    [
+        (stacked, "fixed length"),
+        (centred, "other rows are in the batch"),
+        (with_the_one_before, "other rows are in the batch"),
+        (mixup, "each time"),
+    ],
+    ids=["padding", "centring", "later rows alone", "mixup"],
+)
+def test_a_collate_that_mixes_the_first_rows_is_refused_at_the_start(collate, words):
+    with pytest.raises(PrivacyError, match=words):
+        run(collate, long_row=3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_long_record_beyond_the_first_rows_is_found_in_its_batch(workers):
+    with pytest.raises(PrivacyError, match="fixed length"):
+        run(stacked, long_row=40, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_padding_to_a_fixed_length_trains(workers):
+    assert run(fixed, long_row=40, workers=workers) == 15
+
+
+class Gathered(Sequences):
+    """Gathers rows at once, and centres the batch."""
+
+    def rows_at(self, indices: Tensor) -> object:
+        return centred([self[int(i)] for i in indices])
+
+
+def test_a_data_set_that_mixes_the_rows_it_gathers_is_refused():
+    with pytest.raises(PrivacyError, match="rows_at makes something else"):
+        trainer_on(Gathered(None))
