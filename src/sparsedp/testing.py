@@ -10,9 +10,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparsedp.clipping import Identity
+from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import SELECT, Method
 from sparsedp.methods.plan_config import PlanConfig
-from sparsedp.methods.scores import Knowledge
+from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import SchedulerState, StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.accounting import plan_epsilon
@@ -32,7 +33,7 @@ LAYOUT = ParameterLayout(
 )
 
 
-def check_method(method: Method) -> None:
+def check_method(method: Method | str) -> None:
     """Put a method through what every method of the library is tested for.
 
     It is run over a plan on made-up releases, on the layout of a network with two linear layers:
@@ -46,6 +47,7 @@ def check_method(method: Method) -> None:
     Raises:
         AssertionError: which rule is broken, and at which step.
     """
+    method = get_method(method) if isinstance(method, str) else method
     _check_row(method)
     _check_plan(method)
     whole = _Run(method, seed=1)

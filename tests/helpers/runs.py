@@ -16,7 +16,8 @@ from sparsedp import Normalised, PrivateNormalisation
 from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
 from sparsedp.methods import Granularity, Method, build_plan, get_method
-from sparsedp.methods.scores import Contributions, Given, PublicScores
+from sparsedp.methods.public_scores import PublicScores
+from sparsedp.methods.scores import Contributions, Given
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.charge import Charge

@@ -17,7 +17,7 @@ from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import SELECT, Method, OffSupport
 from sparsedp.methods.plan_config import PlanConfig
-from sparsedp.methods.scores import Knowledge
+from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.charge import Charge, ChargeLog

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import DROPPING, Net, gradients, random_support, release
+from sparsedp.optimizers.places import WholeRows, places_in
 from sparsedp.optimizers.sparse import (
     ELEMENTWISE,
     CompactOptimizer,
     MaskedOptimizer,
-    WholeRows,
-    places_in,
     set_to_zero,
     support_optimizer,
 )

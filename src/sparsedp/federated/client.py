@@ -17,7 +17,7 @@ from sparsedp.grad_sample.query import ClippedSumQuery, keep_largest
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import Collate, fetch_rows, rows_in_order
 from sparsedp.methods.ranking import TableRows
-from sparsedp.optimizers.sparse import places_in
+from sparsedp.optimizers.places import places_in
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.queries import on_grid
 from sparsedp.randomness import PublicRandomness, fork_generators

@@ -13,6 +13,7 @@ from sparsedp.methods.method import (
     Stage,
 )
 from sparsedp.methods.plan_config import PlanConfig, build_plan
+from sparsedp.methods.public_scores import Knowledge, PublicScores
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
     Constant,
@@ -31,9 +32,7 @@ from sparsedp.methods.scores import (
     Energy,
     Frequency,
     Given,
-    Knowledge,
     Magnitude,
-    PublicScores,
     RandomOrder,
     Ranked,
     Ranking,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
@@ -25,7 +25,7 @@ from sparsedp.methods.schedules import (
     Schedule,
     get_schedule,
 )
-from sparsedp.methods.scores import Ranking, ScoreSource, get_ranking
+from sparsedp.methods.scores import Contributions, Ranking, ScoreSource, get_ranking
 from sparsedp.parameters import Support
 from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.mechanism import Release
@@ -95,26 +95,6 @@ MAIN = Stage("main", Moves.SUPPORT, observes=True)
 
 TRAIN = "train"
 """What the main stage's phase is called when no other stage trains."""
-
-
-def check_stages(stages: tuple[Stage, ...], who: str) -> None:
-    """Refuse stages in no sensible order.
-
-    Raises:
-        SparseDPError: the last is not the main one, or several of a kind come before it.
-    """
-    before = stages[:-1]
-    names = [stage.name for stage in stages]
-    if not stages or stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
-        raise SparseDPError(f"{who}: got the stages {names}, expected different ones with the main one last")
-    if any(not stage.trains for stage in before[1:]):
-        raise SparseDPError(f"{who}: got the stages {names}, expected a selection first")
-    moving = [stage for stage in before if stage.trains]
-    if len(moving) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
-        raise SparseDPError(
-            f"{who}: got the stages {names}, expected at most one that trains before the main one, as it "
-            "takes warmup_fraction of the steps"
-        )
 
 
 def phase_names(stages: tuple[Stage, ...]) -> tuple[str, ...]:
@@ -242,9 +222,62 @@ class Method:
         exact_ratio(self.active_ratio)
         if self.per_sample_top is not None:
             exact_ratio(self.per_sample_top, "per_sample_top")
-        check_stages(self.stages, self.name)
-        for check in (_check_selection, _check_dense, _check_release, _check_prune, _check_decays):
-            check(self)
+        for mistake in (*self._mistaken_stages(), *self._mistaken_support()):
+            raise SparseDPError(f"{self.name}: {mistake}")
+
+    def _mistaken_stages(self) -> Iterator[str]:
+        names, before = [stage.name for stage in self.stages], self.stages[:-1]
+        if not self.stages or self.stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
+            yield f"got the stages {names}, expected different ones with the main one last"
+        if any(not stage.trains for stage in before[1:]):
+            yield f"got the stages {names}, expected a selection first"
+        if sum(stage.trains for stage in before) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
+            yield (
+                f"got the stages {names}, expected at most one that trains before the main one, as it takes "
+                "warmup_fraction of the steps"
+            )
+        source = ScoreSource.PUBLIC if self.ranking is None else self.ranking.source
+        again, by_rows = self.refresh is Refresh.EVERY_PERIOD, self.granularity is Granularity.ROWS
+        if (source is ScoreSource.TOUCHED_ROWS) != (SELECT in self.stages):
+            yield (
+                "the stage 'select' and a ranking with a release of its own, such as frequency, come together; give "
+                "both or none"
+            )
+        if source is ScoreSource.STEP_ROWS and not (again and by_rows and self.clock == EverySteps(1)):
+            yield (
+                "its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, EverySteps(1) and "
+                "Granularity.ROWS"
+            )
+        if source is ScoreSource.TOUCHED_ROWS and (again or not by_rows):
+            yield "its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
+
+    def _mistaken_support(self) -> Iterator[str]:
+        sparse = self.active_ratio != 1.0 or self.schedule != Constant() or self.prune or self.always
+        if self.ranking is None and sparse:
+            yield (
+                "it trains every coordinate, but got an active ratio, a schedule or prune; drop them, give "
+                "ranking=..., or choose a sparse method"
+            )
+        released = self.schedule.ratios[:1] if isinstance(self.schedule, ProgressiveUnfreezing) else ()
+        if released and exact_ratio(released[0]) < exact_ratio(self.active_ratio):
+            yield (
+                f"release starts at {released[0]}, below active_ratio={self.active_ratio}; release only ever adds "
+                "coordinates"
+            )
+        if self.prune and self.off_support is OffSupport.COASTS:
+            yield (
+                "prune sets frozen coordinates to zero and coasting would move them again; give "
+                "off_support=OffSupport.DROPPED"
+            )
+        if self.decays != Decays() and self.geometry is not GeometryRule.STANDARDIZED:
+            yield (
+                "decays belong to the standardized geometry; drop them or give geometry=GeometryRule.STANDARDIZED"
+            )
+
+    @property
+    def count_share(self) -> float:
+        """What a ranking that is made anew in every step takes of it."""
+        return self.ranking.share if isinstance(self.ranking, Contributions) else 0.0
 
     @property
     def warm_up(self) -> bool:
@@ -317,61 +350,6 @@ class Method:
         return {"rule": row["ranking"], **{name: row[name] for name in names}}
 
 
-def _check_selection(method: Method) -> None:
-    selects = method.ranking is not None and method.ranking.source.selects
-    if selects != (SELECT in method.stages):
-        raise SparseDPError(
-            f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
-            "together; give both or none"
-        )
-    steps = method.ranking is not None and method.ranking.source is ScoreSource.STEP_ROWS
-    every_step = method.refresh is Refresh.EVERY_PERIOD and method.clock == EverySteps(1)
-    if steps and not (every_step and method.granularity is Granularity.ROWS):
-        raise SparseDPError(
-            f"{method.name}: its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, "
-            "EverySteps(1) and Granularity.ROWS"
-        )
-    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity is not Granularity.ROWS):
-        raise SparseDPError(
-            f"{method.name}: its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
-        )
-
-
-def _check_dense(method: Method) -> None:
-    sparse = method.active_ratio != 1.0 or method.schedule != Constant() or method.prune or method.always
-    if method.ranking is None and sparse:
-        raise SparseDPError(
-            f"{method.name}: it trains every coordinate, but got an active ratio, a schedule or prune; drop them, "
-            "give ranking=..., or choose a sparse method"
-        )
-
-
-def _check_release(method: Method) -> None:
-    if not isinstance(method.schedule, ProgressiveUnfreezing) or not method.schedule.ratios:
-        return
-    if exact_ratio(method.schedule.ratios[0]) < exact_ratio(method.active_ratio):
-        raise SparseDPError(
-            f"{method.name}: release starts at {method.schedule.ratios[0]}, below active_ratio="
-            f"{method.active_ratio}; release only ever adds coordinates"
-        )
-
-
-def _check_prune(method: Method) -> None:
-    if method.prune and method.off_support is OffSupport.COASTS:
-        raise SparseDPError(
-            f"{method.name}: prune sets frozen coordinates to zero and coasting would move them again; "
-            "give off_support=OffSupport.DROPPED"
-        )
-
-
-def _check_decays(method: Method) -> None:
-    if method.decays != Decays() and method.geometry is not GeometryRule.STANDARDIZED:
-        raise SparseDPError(
-            f"{method.name}: decays belong to the standardized geometry; drop them or give "
-            "geometry=GeometryRule.STANDARDIZED"
-        )
-
-
 _ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", "prune")
 
 
@@ -418,15 +396,16 @@ def _piece(what: str, value: Any) -> Any:
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise SparseDPError(f'{what}: got {value!r}, expected a name, or {{"name": ..., and its own values}}')
     known = _PIECES[what](given["name"])
-    others = {name: _frozen(inner) for name, inner in given.items() if name != "name"}
+    others = {name: frozen(inner) for name, inner in given.items() if name != "name"}
     unknown = sorted(set(others) - {item.name for item in fields(known)})
     if unknown:
         raise SparseDPError(f"{what}: {given['name']!r} has no {unknown}")
     return replace(known, **others)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+def frozen(value: Any) -> Any:
+    """Tuples in place of lists, all the way down."""
+    return tuple(frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _stages(value: Any) -> tuple[Stage, ...]:

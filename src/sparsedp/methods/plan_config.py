@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, TypedDict, Unpack, final
 
 from sparsedp import _validate as checks
-from sparsedp._serialization import FrozenMap
+from sparsedp._serialization import FrozenMap, plain_json
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import (
@@ -18,9 +18,9 @@ from sparsedp.methods.method import (
     Method,
     Moves,
     Stage,
+    frozen,
     phase_names,
 )
-from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
 from sparsedp.privacy.normalization import PrivateNormalisation
@@ -35,9 +35,15 @@ def steps_of_an_epoch(units: int, batch_size: int, epochs: int) -> int:
     """`units/batch_size` to the nearest whole number, at least 1.
 
     Raises:
-        SparseDPError: sizes that make no sense.
+        PrivacyError: sizes that make no sense.
     """
-    _check_sizes(units, batch_size, epochs)
+    for name, value in (("units", units), ("batch_size", batch_size), ("epochs", epochs)):
+        checks.whole(value, name, at_least=1)
+    if batch_size > units:
+        raise PrivacyError(
+            f"batch_size: got {batch_size}, expected at most the number of units, {units}; each is sampled with "
+            "probability batch_size/units"
+        )
     return max(1, _nearest(Fraction(units, batch_size)))
 
 
@@ -62,18 +68,12 @@ def draft_phases(
             clip_norm=clip,
             clipping=clipping,
             support=FrozenMap(_rule(method, stage)),
-            count_share=_count_share(method, stage),
+            count_share=method.count_share if stage.moves is Moves.SUPPORT else 0.0,
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
         )
         for stage, name, count, clip in zip(stages, phase_names(stages), steps, clips, strict=True)
     )
     return tuple(next(training) if stage.trains else _selection(method, stage) for stage in method.stages)
-
-
-def _count_share(method: Method, stage: Stage) -> float:
-    """What a ranking that is made anew in every step takes of it."""
-    main = stage.moves is Moves.SUPPORT
-    return method.ranking.share if main and isinstance(method.ranking, Contributions) else 0.0
 
 
 def _rule(method: Method, stage: Stage) -> dict[str, Any]:
@@ -94,17 +94,6 @@ def _selection(method: Method, stage: Stage) -> Phase:
         support=FrozenMap({"rule": method.to_json()["ranking"]}),
         trains=False,
     )
-
-
-def _check_sizes(units: int, batch_size: int, epochs: int) -> None:
-    for name, value in (("units", units), ("batch_size", batch_size), ("epochs", epochs)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SparseDPError(f"{name}: got {value!r}, expected a whole number >= 1")
-    if batch_size > units:
-        raise PrivacyError(
-            f"batch_size: got {batch_size}, expected at most the number of units, {units}; each is sampled with "
-            "probability batch_size/units"
-        )
 
 
 def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) -> tuple[int, ...]:
@@ -422,10 +411,9 @@ class PlanConfig:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         for name in ("method", "split", "normalise"):
             values[name] = None if values[name] is None else values[name].to_json()
-        clip = values["clip_norm"]
         if self.noise_multiplier is None:
             del values["noise_multiplier"]
-        return {**values, "clip_norm": _thawed(clip)}
+        return {**values, "clip_norm": plain_json(self.clip_norm)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PlanConfig:
@@ -437,12 +425,12 @@ class PlanConfig:
         known = {entry.name for entry in fields(cls)}
         if {*values, "noise_multiplier"} != known:
             raise SparseDPError(f"what a plan was made from: got {sorted(values)}, expected {sorted(known)}")
-        clip, normalise = values["clip_norm"], values["normalise"]
+        normalise = values["normalise"]
         read = {
             "method": Method.from_json(values["method"]),
             "split": read_split(values["split"]),
             "normalise": None if normalise is None else PrivateNormalisation.from_json(normalise),
-            "clip_norm": _frozen(clip),
+            "clip_norm": frozen(values["clip_norm"]),
         }
         return cls(**{**values, **read})
 
@@ -486,14 +474,6 @@ def plan(
 
 build_plan = plan
 """`sparsedp.plan`, where a plan is called plan."""
-
-
-def _thawed(value: Any) -> Any:
-    return [_thawed(part) for part in value] if isinstance(value, tuple) else value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
 def _quiet(phase: Phase) -> tuple[object, ...]:

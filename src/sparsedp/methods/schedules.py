@@ -99,21 +99,9 @@ class PiecewiseConstant:
 _SCHEDULES: Registry[Schedule] = Registry(
     "schedule", "register_schedule", same=lambda one, other: type(one) is type(other)
 )
-
-
-def register_schedule(schedule: Schedule) -> Schedule:
-    """Make a schedule available by name: to options in JSON, and to plans read from their files.
-
-    It is a frozen dataclass; other values of its fields, such as `ratios`, are put in as they are read.
-    """
-    return _SCHEDULES.register(schedule)
-
-
-def get_schedule(name: str) -> Schedule:
-    """The schedule of that name."""
-    return _SCHEDULES.get(name)
-
-
+register_schedule, get_schedule = _SCHEDULES.register, _SCHEDULES.get
+"""Make a schedule available by name: to methods in JSON, and to plans read from their files; find it. It is a frozen
+dataclass; other values of its fields, such as `ratios`, are put in as they are read."""
 for _schedule in (Constant(), GradualCooling(), ProgressiveUnfreezing(), PiecewiseConstant((1.0,))):
     register_schedule(_schedule)
 

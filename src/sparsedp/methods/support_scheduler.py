@@ -17,11 +17,11 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
 from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
 from sparsedp.methods.plan_config import PlanConfig
+from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.ranking import Order, Parts, TableRows, log_meaning
 from sparsedp.methods.schedules import Refresh, active_count
 from sparsedp.methods.scores import (
     Given,
-    Knowledge,
     NoisyGradient,
     RankingContext,
     RankingState,
@@ -30,7 +30,7 @@ from sparsedp.methods.scores import (
     observe_released,
     observe_support,
 )
-from sparsedp.methods.warmup import WarmupWatch
+from sparsedp.methods.warmup import WarmupWatch, under
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Phase, Plan
@@ -39,14 +39,9 @@ from sparsedp.randomness import PublicRandomness
 
 @dataclass(frozen=True, slots=True)
 class SupportChange:
-    """How the support differs from the step before.
+    """How the support differs from the step before, and what becomes of what left.
 
-    Attributes:
-        before: the support till now.
-        after: the support from now on.
-        off_support: what becomes of those that left.
-        prune: set the coordinates that left to zero, now.
-        shrinkage: put the posterior mean of the weights in their place, now.
+    `prune` sets the coordinates that left to zero, `shrinkage` puts the posterior mean in the place of weights, now.
     """
 
     before: Support
@@ -103,10 +98,6 @@ class Timeline:
     def main_steps(self) -> int:
         """Steps of the main phase."""
         return self.stop - self.main_start
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
     @classmethod
     def of(cls, plan: Plan, method: Method) -> Timeline:
@@ -184,7 +175,8 @@ class SupportScheduler:
         if isinstance(self._ranking, Given):
             self._ranking.check(self._known)
         self._begin()
-        self._check_counts()
+        for period in range(len(self._starts)):
+            self._count(period)  # refuses at once a schedule that would leave nothing to train
 
     def _begin(self) -> None:
         d = self._layout.dimension
@@ -219,8 +211,7 @@ class SupportScheduler:
     @property
     def tables(self) -> TableRows | None:
         """The rows that a release of the ranking's own counts, if the method has one."""
-        counts = self._source.counts_rows
-        return TableRows(self._parts.ranked) if counts else None
+        return TableRows(self._parts.ranked) if self._source.counts_rows else None
 
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
@@ -234,7 +225,7 @@ class SupportScheduler:
     def begin_step(self, step: int) -> StepSetting:
         """Settle the support, geometry and top-r of a step; called once per step, in order, before its release."""
         if self._awaited is not None:
-            raise SparseDPError(f"step {self._awaited} has not been observed; call observe(released) first")
+            raise SparseDPError(f"step {self._awaited} has not been observed; call update(released) first")
         if not self._next_step <= step < self._timeline.stop:
             raise SparseDPError(
                 f"step: got {step}, expected {self._next_step} to {self._timeline.stop - 1}; "
@@ -253,8 +244,8 @@ class SupportScheduler:
         """Update scores and geometry statistics with the release of the step last set."""
         if released.step != self._awaited or released.support != self._support:
             raise SparseDPError(
-                f"observe: got {released}, expected step {self._awaited} on {self._support}; "
-                "ask setting(step), release on its support, then observe"
+                f"update: got {released}, expected step {self._awaited} on {self._support}; "
+                "call begin_step(step), release on its support, then update"
             )
         self._awaited = None
         warming = self._period <= _BEFORE_MAIN
@@ -276,7 +267,7 @@ class SupportScheduler:
         self._learn_counts(released)
 
     def observe_counts(self, released: Release) -> None:
-        """Learn from the count that a step makes of its own rows, before `setting` is asked for that step."""
+        """Learn from the count that a step makes of its own rows, before `begin_step` of that step."""
         if self._ranking is None or self._source is not ScoreSource.STEP_ROWS or self._awaited is not None:
             raise SparseDPError(f"observe_counts: got {released}, and no step waits for a count of its rows")
         self._learn_counts(released)
@@ -285,10 +276,7 @@ class SupportScheduler:
     def _learn_counts(self, released: Release) -> None:
         if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
             raise SparseDPError(f"got {released}, expected a count for each row of a table")
-        seen = NoisyGradient(
-            released.mean.to("cpu", torch.float64), released.noise_scale.to("cpu", torch.float64) ** 2
-        )
-        self._score_state = self._ranking.update(self._score_state, seen)
+        self._score_state = self._ranking.update(self._score_state, observe_dense(released))
         self._scored_steps += 1
 
     def _check_counted(self, step: int, period: int) -> None:
@@ -344,8 +332,8 @@ class SupportScheduler:
         self._support = Support(tensors["support"], self._layout.dimension)
         if "alpha" in tensors:
             self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
-        self._score_state = _under(tensors, "score.")
-        self._watch.restore(_under(tensors, WARMUP))
+        self._score_state = under(tensors, "score.")
+        self._watch.restore(under(tensors, WARMUP))
         self._start = tensors["start"].clone() if "start" in tensors else None
         self._decisions = list(values.get("decisions", ()))
         rows = TableRows(self._parts.ranked) if values.get("order_of_rows") else None
@@ -355,7 +343,7 @@ class SupportScheduler:
     def _identity(self) -> dict[str, Any]:
         return {
             "method": self._method.to_json(),
-            "timeline": self._timeline.to_json(),
+            "timeline": asdict(self._timeline),
             "dimension": self._layout.dimension,
             "public_seed": self._public.seed,
         }
@@ -455,14 +443,3 @@ class SupportScheduler:
             return observe_support(released)
         noise = self._public.normal(self._layout.dimension, (FROZEN_NOISE, released.step))
         return observe_released(released, noise, self._timeline.main_noise_std)
-
-    def _check_counts(self) -> None:
-        """Refuse at once a schedule that would leave nothing to train."""
-        for period in range(len(self._starts)):
-            self._count(period)
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value.clone() for name, value in tensors.items() if name.startswith(prefix)
-    }

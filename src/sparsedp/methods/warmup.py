@@ -104,7 +104,7 @@ class WarmupWatch:
         seen, kept = observe_dense(released), self._tensors or self._empty()
         if step < self._steps // 2:
             for score in RANKINGS:
-                moved = score.update(_under(kept, score.name), seen)
+                moved = score.update(under(kept, f"{score.name}."), seen)
                 kept |= {f"{score.name}.{name}": value for name, value in moved.items()}
             kept["rank_steps"] = kept["rank_steps"] + 1
         else:
@@ -128,7 +128,7 @@ class WarmupWatch:
             return {}
         orders = {}
         for score in RANKINGS:
-            scores = score.scores(_under(kept, score.name))
+            scores = score.scores(under(kept, f"{score.name}."))
             order = torch.sort(scores, descending=True, stable=True).indices
             orders[f"order.{score.name}"] = order.to(torch.int32)
         first, second = kept["even_sum"] / kept["even_steps"], kept["odd_sum"] / kept["odd_steps"]
@@ -147,6 +147,8 @@ def observed_steps(plan: Plan) -> int:
     return phase.steps if phase.name == WARM_UP.name else round(DENSE_SHARE * phase.steps)
 
 
-def _under(tensors: Mapping[str, Tensor], ranking: str) -> dict[str, Tensor]:
-    prefix = f"{ranking}."
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Copies of the tensors whose names begin so, by the rest of the name."""
+    return {
+        name.removeprefix(prefix): value.clone() for name, value in tensors.items() if name.startswith(prefix)
+    }

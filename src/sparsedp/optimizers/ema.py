@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import SparseDPError
-from sparsedp.optimizers.sparse import Places, carry, places_in
+from sparsedp.optimizers.places import Places, carry, places_in
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.checkpoint import AverageState
 

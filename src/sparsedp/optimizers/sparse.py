@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,120 +17,9 @@ from torch.optim import Optimizer
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods.support_scheduler import SupportChange
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer
+from sparsedp.optimizers.places import Places, moved, places_in
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
-
-_IN_NUMPY = (torch.float32, torch.float64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WholeRows:
-    """Entries that fill whole slices along the first axis."""
-
-    rows: Tensor
-    row_shape: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the active entries as one tensor."""
-        return (self.rows.numel(), *self.row_shape)
-
-    @property
-    def flat(self) -> Tensor:
-        """Their sorted flat positions in the parameter."""
-        width = math.prod(self.row_shape)
-        return (self.rows.unsqueeze(1) * width + torch.arange(width, device=self.rows.device)).reshape(-1)
-
-    def read(self, full: Tensor, out: Tensor | None = None) -> Tensor:
-        """The active entries of a tensor of the parameter's shape, in `out` if there is one."""
-        return torch.index_select(full, 0, self.rows, out=out)
-
-    def write(self, full: Tensor, values: Tensor) -> None:
-        """Put values into the active entries, and leave every other bit alone."""
-        in_numpy = full.device.type == "cpu" and full.dtype == values.dtype and full.dtype in _IN_NUMPY
-        if in_numpy and full.is_contiguous() and values.is_contiguous():
-            _as_items(full)[self.rows.numpy()] = _as_items(values)
-            full.index_copy_(0, self.rows[:0], values[:0])  # so that PyTorch counts it as a change
-        else:
-            full.index_copy_(0, self.rows, values)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scattered:
-    """Entries anywhere, by sorted flat position."""
-
-    flat: Tensor
-    full_shape: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the active entries as one tensor."""
-        return (self.flat.numel(),)
-
-    def read(self, full: Tensor, out: Tensor | None = None) -> Tensor:
-        """The active entries of a tensor of the parameter's shape, in `out` if there is one."""
-        if full.is_contiguous():
-            return torch.index_select(full.view(-1), 0, self.flat, out=out)
-        found = full[torch.unravel_index(self.flat, self.full_shape)]
-        return found if out is None else out.copy_(found)
-
-    def write(self, full: Tensor, values: Tensor) -> None:
-        """Put values into the active entries, and leave every other bit alone."""
-        if full.is_contiguous():
-            full.view(-1).index_copy_(0, self.flat, values)
-        else:
-            full.index_put_(torch.unravel_index(self.flat, self.full_shape), values)
-
-
-Places = WholeRows | Scattered
-
-
-def _as_items(rows: Tensor) -> npt.NDArray[np.void]:
-    """The same memory as one item a row: NumPy then copies row by row, where PyTorch does number by number."""
-    flat = rows.detach().numpy().reshape(len(rows), -1)
-    return flat.view(f"V{flat.shape[1] * flat.itemsize}").reshape(-1)
-
-
-def places_in(flat: Tensor, shape: tuple[int, ...], device: torch.device) -> Places | None:
-    """The places of sorted flat positions in a parameter; None when they are all of it."""
-    if flat.numel() == math.prod(shape):
-        return None
-    width = math.prod(shape[1:])
-    if flat.numel() and width > 1 and flat.numel() % width == 0:
-        rows = flat[::width] // width
-        whole = WholeRows(rows, shape[1:])
-        if torch.equal(whole.flat, flat):
-            return WholeRows(rows.to(device), shape[1:])
-    return Scattered(flat.to(device), shape)
-
-
-def moved(values: Tensor, old: Places | None, new: Places | None, full: Tensor, fill: float = 0.0) -> Tensor:
-    """Values held for the old places, for the new ones: kept where both have them, `fill` where only the new do.
-
-    `full` gives the parameter's shape and strides.
-    """
-    if old is None and new is None:
-        return values
-    if old is None:
-        assert new is not None
-        return new.read(values)
-    if new is None:
-        whole = torch.full_like(full, fill, dtype=values.dtype)
-        old.write(whole, values)
-        return whole
-    out = torch.full(new.shape, fill, dtype=values.dtype, device=values.device)
-    carry(values, old, out, new)
-    return out
-
-
-def carry(values: Tensor, old: Places, out: Tensor, new: Places) -> None:
-    """Put values held for the old places into those for the new ones, where both have them; costs k."""
-    before, after = old.flat, new.flat
-    if not before.numel() or not after.numel():
-        return
-    place = torch.searchsorted(after, before).clamp_(max=after.numel() - 1)
-    kept = after[place] == before
-    out.view(-1)[place[kept]] = values.reshape(-1)[kept]
 
 
 class ElementwiseOptimizer(Optimizer):
@@ -168,9 +55,9 @@ PER_PARAMETER_STATE = frozenset({"step", "mu_product", "eta", "mu"})
 
 def first_value(state: str, group: Mapping[str, Any]) -> float:
     """What a fresh optimizer puts into that state of a coordinate: Adagrad's `sum`, Rprop's steps are not zero."""
-    if state == "step_size":
-        return float(group["lr"])
-    return float(group.get("initial_accumulator_value", 0.0)) if state == "sum" else 0.0
+    return float(
+        {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}.get(state, 0.0)
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -188,23 +75,51 @@ class _Seat:
     span: slice
 
 
+class SupportOptimizer(ABC):
+    """A torch optimizer behind a support.
+
+    Formal guarantees: Post-processing of a release.
+    Edge cases: A coordinate that comes back starts with fresh state but the parameter's old step count.
+    """
+
+    def __init__(self, layout: ParameterLayout, optimizer: Optimizer) -> None:
+        self._layout, self._optimizer = layout, optimizer
+        self._support: Support | None = None
+
+    @abstractmethod
+    def apply(self, released: Release) -> None:
+        """One optimizer step with the released gradient; no `grad` is left afterwards."""
+
+    @abstractmethod
+    def enter(self, support: Support) -> None:
+        """Be on this support from now on: `apply` does so itself."""
+
+    def hand_back(self) -> None:
+        """Leave the optimizer over the model's own parameters, as it was given."""
+        self._support = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the optimizer's state."""
+        return optimizer_state(self._optimizer)
+
+    def restore(self, saved: Mapping[str, Any], support: Support) -> None:
+        """Go on from a checkpoint taken on this support."""
+        restore_optimizer(self._optimizer, saved)
+
+
 @final
-class CompactOptimizer:
+class CompactOptimizer(SupportOptimizer):
     """Moves the support by a torch optimizer that never sees the other coordinates.
 
     Each parameter's place in the optimizer's groups is taken by a tensor of its active entries, read from the weights
     before a step and written back after it. State follows its coordinate from support to support; that of a
     coordinate that leaves is forgotten.
 
-    Formal guarantees: Post-processing of a release.
-    Edge cases: A coordinate that comes back starts with fresh state but the parameter's old step count. The
-    weights are the truth: whoever changes them between steps is followed.
+    Edge cases: The weights are the truth: whoever changes them between steps is followed.
     """
 
     def __init__(self, model: nn.Module, layout: ParameterLayout, optimizer: Optimizer) -> None:
-        self._layout = layout
-        self._optimizer = optimizer
-        self._support: Support | None = None
+        super().__init__(layout, optimizer)
         spans = {p: slot.span for slot, p in zip(layout, layout.parameters(model), strict=True)}
         seats = {
             p: _Seat(p, group["params"], place, p, None, spans[p])
@@ -252,20 +167,18 @@ class CompactOptimizer:
         """Give the optimizer its parameters back, with their state as far as it was kept."""
         for seat in self._seats:
             self._seat(seat, None)
-        self._support = None
+        super().hand_back()
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state, k numbers for each it keeps of a coordinate."""
-        return {**optimizer_state(self._optimizer), "compact": True}
+        return {**super().state(), "compact": True}
 
     def restore(self, saved: Mapping[str, Any], support: Support) -> None:
         """Go on from `state` on the support it was taken on; or from one with state for every coordinate."""
         if saved.get("compact"):
             self.enter(support)
-            restore_optimizer(self._optimizer, saved)
-        else:
-            restore_optimizer(self._optimizer, saved)
-            self.enter(support)
+        super().restore(saved, support)
+        self.enter(support)
 
     def _seat(self, seat: _Seat, active: Places | None) -> None:
         """Put another tensor on a seat, and bring the state along."""
@@ -317,7 +230,7 @@ class _Part:
 
 
 @final
-class MaskedOptimizer:
+class MaskedOptimizer(SupportOptimizer):
     """Moves the support by a torch optimizer that holds every coordinate, and nothing else but for coasting velocity.
 
     Off the support a coordinate either *stays* (its value does not change by one bit and its optimizer state is
@@ -327,19 +240,16 @@ class MaskedOptimizer:
     A step costs d in time and memory: needed where velocity lives off the support, and for optimizers whose state
     ties coordinates together.
 
-    Formal guarantees: Post-processing of a release.
     Edge cases: State that an optimizer shares between coordinates (step counts, Adafactor's rows and columns) is
-    left to it. A coordinate that comes back starts with fresh state but the parameter's old step count.
+    left to it.
     """
 
     def __init__(
         self, model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, *, coasts: bool
     ) -> None:
+        super().__init__(layout, optimizer)
         self._parameters = layout.parameters(model)
-        self._layout = layout
-        self._optimizer = optimizer
         self._coasts = coasts
-        self._support: Support | None = None
         self._parts: list[_Part] = []
 
     def apply(self, released: Release) -> None:
@@ -359,18 +269,6 @@ class MaskedOptimizer:
             self._step_keeping_the_rest()
         for part in self._parts:
             part.parameter.grad = None
-
-    def hand_back(self) -> None:
-        """The optimizer holds the parameters themselves; the next support is entered anew."""
-        self._support = None
-
-    def state(self) -> dict[str, Any]:
-        """The optimizer's state, for every coordinate."""
-        return optimizer_state(self._optimizer)
-
-    def restore(self, saved: Mapping[str, Any], support: Support) -> None:
-        """Go on from `state`."""
-        restore_optimizer(self._optimizer, saved)
 
     def _gradient(self, part: _Part, released: Release, dense: Tensor | None) -> Tensor | None:
         if not part.active and not self._coasts:
@@ -404,8 +302,11 @@ class MaskedOptimizer:
             device = self._parameters[0].device
             masks = support.per_parameter(self._layout, device)
             self._parts = [
-                _part(parameter, slot.span, masks[slot.name])
+                _Part(
+                    parameter, slot.span, bool(mask.any()), ~mask if mask.any() and not mask.all() else None
+                )
                 for parameter, slot in zip(self._parameters, self._layout, strict=True)
+                for mask in (masks[slot.name],)
             ]
             if not self._coasts:
                 self._forget(self._parts)
@@ -419,10 +320,8 @@ class MaskedOptimizer:
             for name, value in self._optimizer.state.get(p, {}).items():
                 if not isinstance(value, Tensor) or value.shape != p.shape or name in PER_PARAMETER_STATE:
                     continue
-                if part.frozen is None:
-                    value.fill_(first_value(name, groups[p]))
-                else:
-                    value.masked_fill_(part.frozen, first_value(name, groups[p]))
+                frozen = value.new_ones((), dtype=torch.bool) if part.frozen is None else part.frozen
+                value.masked_fill_(frozen, first_value(name, groups[p]))
 
     @contextmanager
     def _decay_on_support_only(self) -> Iterator[None]:
@@ -438,7 +337,7 @@ class MaskedOptimizer:
                 decoupled = isinstance(self._optimizer, WEIGHT_DECAY) or group.get("decoupled_weight_decay")
                 for p in group["params"]:
                     if p in parts and parts[p].active:
-                        (_decay_parameter if decoupled else _decay_gradient)(parts[p], group)
+                        _decay(parts[p], group, decoupled=bool(decoupled))
                 group["weight_decay"] = 0.0
             yield
         finally:
@@ -446,26 +345,19 @@ class MaskedOptimizer:
                 group["weight_decay"] = value
 
 
-def _part(parameter: nn.Parameter, span: slice, mask: Tensor) -> _Part:
-    everything, something = bool(mask.all()), bool(mask.any())
-    return _Part(parameter, span, something, None if everything or not something else ~mask)
-
-
 @torch.no_grad()
-def _decay_gradient(part: _Part, group: dict[str, Any]) -> None:
+def _decay(part: _Part, group: dict[str, Any], *, decoupled: bool) -> None:
+    """Weight decay of the active entries: of the parameter itself, or as a part of its gradient."""
     p = part.parameter
+    if decoupled:
+        shrunk = p * (1 - group["lr"] * group["weight_decay"])
+        p.copy_(shrunk if part.frozen is None else torch.where(part.frozen, p, shrunk))
+        return
     assert p.grad is not None
     decay = p * group["weight_decay"]
     if part.frozen is not None:
         decay.masked_fill_(part.frozen, 0)
     p.grad = p.grad - decay if group.get("maximize") else p.grad + decay
-
-
-@torch.no_grad()
-def _decay_parameter(part: _Part, group: dict[str, Any]) -> None:
-    p = part.parameter
-    shrunk = p * (1 - group["lr"] * group["weight_decay"])
-    p.copy_(shrunk if part.frozen is None else torch.where(part.frozen, p, shrunk))
 
 
 logger = logging.getLogger("sparsedp")
@@ -481,33 +373,6 @@ _GRADIENT_DECAY: tuple[type[Optimizer], ...] = (
     torch.optim.Adamax,
 )
 """Optimizers whose weight decay is added to the gradient, unless their group says `decoupled_weight_decay`."""
-
-
-class SupportOptimizer(Protocol):
-    """A torch optimizer behind a support.
-
-    Formal guarantees: Post-processing of a release.
-    """
-
-    def apply(self, released: Release) -> None:
-        """One optimizer step with the released gradient; no `grad` is left afterwards."""
-        ...
-
-    def enter(self, support: Support) -> None:
-        """Be on this support from now on: `apply` does so itself."""
-        ...
-
-    def hand_back(self) -> None:
-        """Leave the optimizer over the model's own parameters, as it was given."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        ...
-
-    def restore(self, saved: Mapping[str, Any], support: Support) -> None:
-        """Go on from a checkpoint taken on this support."""
-        ...
 
 
 def support_optimizer(
@@ -578,15 +443,9 @@ def _check_optimizer(model: nn.Module, layout: ParameterLayout, optimizer: Optim
             f"the optimizer does not hold the trainable parameters {missing[:6]}; they would take clip norm and "
             "noise without moving. Add them, or freeze them with requires_grad_(False)"
         )
-    if coasts:
-        _check_coasting(optimizer, name)
-
-
-def _check_coasting(optimizer: Optimizer, name: str) -> None:
     decays = any(group.get("weight_decay", 0) != 0 for group in optimizer.param_groups)
-    if isinstance(optimizer, torch.optim.ASGD) or (
-        decays and not isinstance(optimizer, _GRADIENT_DECAY + WEIGHT_DECAY)
-    ):
+    unknown = decays and not isinstance(optimizer, _GRADIENT_DECAY + WEIGHT_DECAY)
+    if coasts and (isinstance(optimizer, torch.optim.ASGD) or unknown):
         raise SparseDPError(
             f"this method lets coordinates off the support coast by their velocity, and {name} would also decay "
             "them; use SGD, Adam or AdamW, or weight_decay=0"
