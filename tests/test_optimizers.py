@@ -17,7 +17,7 @@ from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods import build_plan
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.factory import table_rate, typical_length
-from sparsedp.optimizers.sparse import set_to_zero, support_optimizer
+from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.plan import Plan
 
@@ -127,18 +127,6 @@ def test_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(nam
     ]
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "rmsprop"])
-def test_coordinate_that_returns_to_the_support_moves_again(name: str) -> None:
-    model = Net()
-    applier = support_optimizer(model, LAYOUT, OPTIMIZERS[name](model.parameters()), coasts=False)
-    values = gradients(D, 3)
-    applier.apply(release(LAYOUT, Support.full(D), values[0]))
-    applier.apply(release(LAYOUT, Support([0], D), values[1], 1))
-    before = LAYOUT.flatten(model)
-    applier.apply(release(LAYOUT, Support.full(D), values[2], 2))
-    assert (LAYOUT.flatten(model) != before).all()
-
-
 @pytest.mark.parametrize("coasts", [False, True])
 def test_support_optimizer_without_velocity_keeps_the_rates_of_its_groups_and_moves_the_support_alone(
     coasts: bool,
@@ -165,14 +153,6 @@ def test_support_optimizer_moves_half_precision_parameters_in_their_own_type() -
     applier.apply(release(LAYOUT, support, gradients(D, 1)[0]))
     assert model.weight.dtype == torch.bfloat16
     assert torch.equal(LAYOUT.flatten(model)[~support.mask()], frozen)
-
-
-def test_pruning_zeroes_exactly_the_named_coordinates() -> None:
-    model = Net()
-    support = random_support(D, 12, seed=7)
-    before = LAYOUT.flatten(model)
-    set_to_zero(model, LAYOUT, support)
-    assert torch.equal(LAYOUT.flatten(model), before * ~support.mask())
 
 
 @pytest.mark.parametrize(

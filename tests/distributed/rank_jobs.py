@@ -166,7 +166,7 @@ def accuracy(model: nn.Module) -> dict[str, float]:
 TABLES = frozenset(
     m.name
     for m in sparsedp.list_methods()
-    if m.ranking is not None and (m.ranking.source.counts_rows or m.ranking.source.selects)
+    if m.ranking is not None and m.ranking.source.counts_rows
 )
 """Methods that rank rows of embedding tables, by a count of their own."""
 

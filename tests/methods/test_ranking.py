@@ -122,11 +122,6 @@ def test_a_learned_support_after_the_head_comes_from_one_period_of_everything():
     assert found[-1].size == int(head.sum()) + int(0.2 * (LAYOUT.dimension - int(head.sum())))
 
 
-def test_options_about_parts_of_a_dense_method_are_refused():
-    with pytest.raises(SparseDPError, match="trains every coordinate"):
-        get_method("dp-sgd", always=("head",))
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 13, 29])
 def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
     rows = TableRows(tuple(find(LAYOUT, ("embeddings",), "scope")))
@@ -202,7 +197,6 @@ def test_what_the_last_modules_are_is_logged(caplog):
 
 COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS
 GROUPED = layout_of((2, 3), (2,), ())
-each = pytest.mark.parametrize("granularity", list(Granularity), ids=lambda g: g.value)
 layouts = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4).map(
     lambda shapes: layout_of(*shapes)
 )
@@ -224,11 +218,6 @@ def test_hand_computed_orders():
     assert order(scores, COORDINATES) == [7, 3, 1, 6, 0, 5, 8, 2, 4]
     # means: row 0 = 1, row 1 = 2, bias 1.5 and 9, scalar 1; row 0 ties with the scalar and comes first.
     assert order(scores, ROWS) == [7, 3, 5, 4, 6, 1, 0, 2, 8]
-
-
-@each
-def test_ties_go_to_the_lower_index(granularity):
-    assert order([0.0] * 9, granularity) == list(range(9))
 
 
 @given(layouts, st.sampled_from(list(Granularity)), st.integers(0, 10**6), st.booleans())
@@ -270,15 +259,6 @@ def test_every_order_of_the_groups_is_equally_likely_whatever_their_sizes():
         seen[tuple(dict.fromkeys(visited))] += 1
     assert len(seen) == 6
     assert sum((count - draws / 6) ** 2 / (draws / 6) for count in seen.values()) < 35.9
-
-
-@each
-def test_random_orders_replay_by_key_and_differ_between_keys(granularity):
-    layout = layout_of((20, 3))
-    first = random_order(PublicRandomness(1), (0,), layout, granularity)
-    assert torch.equal(first, random_order(PublicRandomness(1), (0,), layout, granularity))
-    assert not torch.equal(first, random_order(PublicRandomness(1), (1,), layout, granularity))
-    assert not torch.equal(first, random_order(PublicRandomness(2), (0,), layout, granularity))
 
 
 def test_scores_that_cannot_be_ranked_are_refused():

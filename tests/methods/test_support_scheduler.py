@@ -26,12 +26,9 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import Decays, GeometryRule, OffSupport
 from sparsedp.methods.plan_config import PlanConfig
-from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
     GradualCooling,
-    PerEpoch,
     PiecewiseConstant,
-    ProgressiveUnfreezing,
     Refresh,
 )
 from sparsedp.methods.support_scheduler import SupportScheduler
@@ -59,13 +56,6 @@ def periods(done):
     return [supports[0], *(new for old, new in pairwise(supports) if new is not old)]
 
 
-def test_tp_topk_keeps_the_coordinates_with_the_most_energy_and_remembers_their_scores():
-    gradient = [0.0, 3.0, -4.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]
-    done = run(get_method("tp-topk", active_ratio=0.3), layout=TEN, make=constant(gradient, 0.5))
-    assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
-    assert done.controller.scores().tolist() == [g * g - 0.25 for g in gradient]
-
-
 def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
     method = get_method("tp-topk")
     controller = SupportScheduler(plan_of(method), TEN, PUBLIC)
@@ -87,31 +77,6 @@ def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
     )
     assert done.sizes == [10] * 10 + [6] * 5 + [2] * 5
     assert [s.indices.tolist() for s in periods(done)] == [list(range(10)), [4, 5, 6, 7, 8, 9], [8, 9]]
-
-
-def test_released_coordinates_are_the_next_best():
-    gradient = [float(i) for i in range(10)]
-    done = run(
-        get_method("adadpigu", schedule=ProgressiveUnfreezing((0.4, 0.5)), active_ratio=0.2),
-        layout=TEN,
-        make=constant(gradient),
-        warmup_fraction=0.25,
-    )
-    assert [s.indices.tolist() for s in periods(done)[1:]] == [[8, 9], [6, 7, 8, 9], [5, 6, 7, 8, 9]]
-
-
-def test_random_supports_are_fresh_every_period_and_fixed_within_one():
-    done = run(
-        get_method("on-rand", schedule=PiecewiseConstant((0.5,)), clock=PerEpoch(2)), layout=layout_of((100,))
-    )
-    changes = [step for step, setting in enumerate(done.settings) if setting.change is not None]
-    assert changes == [0, 3, 5, 8, 10, 13, 15, 18]
-    assert len({setting.support for setting in done.settings}) == 8
-
-
-def test_a_random_support_drawn_once_stays():
-    done = run(get_method("tp-rand"), layout=layout_of((100,)))
-    assert len({setting.support for setting in done.settings[6:]}) == 1
 
 
 def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_last_period_alone():
@@ -175,17 +140,6 @@ def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
     assert not torch.equal(scales[4], scales[0])
     assert scales[10].tolist()[:3] == [1 + 1e-6] * 3
     assert all(scale != 1 + 1e-6 for scale in scales[10].tolist()[3:])
-
-
-def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
-    layout = layout_of((4, 5), (4,))
-    gradient = [1.0] * 5 + [3.0] * 5 + [0.0] * 5 + [2.0, 2.0, 2.0, 2.0, 2.5] + [0.5] * 4
-    done = run(
-        get_method("tp-topk", granularity=Granularity.ROWS, active_ratio=0.5),
-        layout=layout,
-        make=constant(gradient),
-    )
-    assert done.settings[-1].support.indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
 
 
 def test_frozen_noise_has_the_scale_of_the_missing_noise():

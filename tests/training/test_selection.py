@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from flat_settings import placed
-from oracles import adafest
-from oracles.fest import best_rows, histogram
+from oracles import selection
+from oracles.selection import best_rows, histogram
 from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, texts, weights
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
@@ -275,12 +275,12 @@ def test_adafest_step_is_the_papers_algorithm(monkeypatch: pytest.MonkeyPatch) -
         released = trainer.step(batch).released
         counts = histogram(samples, list(range(len(samples))), WORDS, padding=0)
         counts = counts + noise_of(3, (number, 1), 1.0, phase.count_noise, WORDS)
-        kept = adafest.chosen_rows(counts, tau=1.0 * phase.count_noise)
+        kept = selection.chosen_rows(counts, tau=1.0 * phase.count_noise)
         chosen = trained_rows(released.support)
         assert chosen.nonzero().flatten().tolist() == kept
         assert 0 < len(kept) < WORDS
         size = len(kept) * WIDTH + 2 * WIDTH + 2
-        expected = adafest.step(
+        expected = selection.step(
             samples, labels, table, weight, bias, kept=kept, padding=0, clip=0.2 / 1.001,
             noise=noise_of(3, (number,), 0.2, phase.gradient_noise, size), expected=BATCH,
         )  # fmt: skip
