@@ -87,7 +87,8 @@ def lock_file(file: int, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise PrivacyError(
-            f"{path} is in use by another run; wait for it, or use another directory"
+            f"{path} is in use by another run; wait for it, call its pause() if this process started it, or use "
+            "another directory"
         ) from error
 
 

@@ -364,6 +364,9 @@ class PrivateOptimizer(Optimizer):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
+    def __reduce__(self) -> NoReturn:
+        raise SparseDPError("optimizer: it belongs to its run and is not copied; copy optimizer.state_dict()")
+
     def step(self, closure: None = None) -> StepReport:  # type: ignore[override]
         """Take the private step; gives back what was released."""
         if closure is not None:

@@ -305,6 +305,7 @@ MISUSES = {
     f"{LOSS}.backward(); [p.grad.clone() for p in model.parameters()]": "no raw gradient exists",
     f"{LOSS}.backward(); sum(p.square().sum() for p in model.parameters()).backward()": "penalty",
     "optimizer.max_grad_norm = 0.1": r"optimizer\.max_grad_norm.*make_private",
+    "copy.deepcopy(optimizer)": "not copied.*state_dict",
     "optimizer.add_param_group({'params': [nn.Parameter(torch.zeros(1))]})": "add_param_group",
     "with torch.autocast('cpu'): model(x)": "autocast",
 }

@@ -6,7 +6,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,55 +154,29 @@ class Routed(nn.Module):
         return out
 
 
-@contextmanager
-def messages() -> Iterator[list[str]]:
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     """All log records of all loggers at any level, and all warnings."""
-    found: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    loggers = [logging.getLogger(), logging.getLogger("sparsedp")]
-    before = [one.level for one in loggers]
-    handler = Keep()
-    loggers[0].addHandler(handler)
-    for one in loggers:
-        one.setLevel(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *_, **__: found.append(str(message))
-            yield found
-    finally:
-        loggers[0].removeHandler(handler)
-        for one, level in zip(loggers, before, strict=True):
-            one.setLevel(level)
-
-
-def said(model: nn.Module, *, target: bool, engine: str = "bookkeeping") -> list[str]:
-    """What is said in five steps over half of the rows; the checks before them may say what they like."""
-    x = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(3))
-    if target:
-        x[TARGET, 0] = 100.0
-    data = TensorDataset(x, torch.arange(ROWS) % 3)
-    plan = a_plan(get_method("dp-sgd"), batch_size=30)
-    trainer = Trainer(model, data, loss_fn, plan=plan, optimizer=sgd, seed=1, engine=engine)
-    with messages() as found:
-        if isinstance(model, Talkative):
-            model.quiet = False
-        advance(trainer, 5)
-    return found
+    with caplog.at_level(1), caplog.at_level(1, "sparsedp"), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield lambda: [*caplog.messages, *(str(one.message) for one in warned)]
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "reference"])
 @pytest.mark.parametrize("target", [False, True])
-def test_nothing_is_said_while_private_data_are_summed(engine: str, target: bool) -> None:
-    assert said(Talkative(), target=target, engine=engine) == []
-
-
-def test_a_layer_that_only_a_target_reaches_is_not_spoken_of() -> None:
-    assert said(Routed(), target=False) == said(Routed(), target=True) == []
+@pytest.mark.parametrize("make", [Talkative, Routed])
+def test_nothing_is_said_while_private_data_are_summed(make, target, engine, messages) -> None:
+    """Five steps over half of the rows; the checks before them may say what they like."""
+    x = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(3))
+    if target:
+        x[TARGET, 0] = 100.0
+    model, data = make(), TensorDataset(x, torch.arange(ROWS) % 3)
+    plan = a_plan(get_method("dp-sgd"), batch_size=30)
+    trainer = Trainer(model, data, loss_fn, plan=plan, optimizer=sgd, seed=1, engine=engine)
+    before = messages()
+    model.quiet = False
+    advance(trainer, 5)
+    assert messages() == before
 
 
 class Chatty(BoundedSum):
@@ -217,10 +190,9 @@ class Chatty(BoundedSum):
         yield torch.zeros(3, dtype=torch.float64)
 
 
-def test_every_release_is_silent_and_the_log_works_again_afterwards() -> None:
+def test_every_release_is_silent_and_the_log_works_again_afterwards(messages) -> None:
     query = Chatty()
-    with messages() as found:
-        GaussianMechanism(ChargeLog(), SystemRandomness()).release(query, Charge("train", 0, 1.0, 1.0))
-        assert found == []
-        list(query.partial_sums(1.0))
-    assert found == ["62 rows for 63 samples"] * 2
+    GaussianMechanism(ChargeLog(), SystemRandomness()).release(query, Charge("train", 0, 1.0, 1.0))
+    assert messages() == []
+    list(query.partial_sums(1.0))
+    assert messages() == ["62 rows for 63 samples"] * 2

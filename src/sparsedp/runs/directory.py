@@ -48,7 +48,7 @@ def check_new(path: Path | str) -> Path:
     if final.exists() or final.is_symlink():
         what = "a run" if (final / PLAN).exists() else "something"
         raise SparseDPError(
-            f"out: there is {what} at {final} already, and runs are never overwritten; give another folder, "
+            f"run_dir: there is {what} at {final} already, and runs are never overwritten; give another folder, "
             "or resume that run"
         )
     return final
@@ -116,7 +116,7 @@ class RunDirectory:
             draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
         except OSError as error:
             raise SparseDPError(
-                f"out: cannot write a run to {final} ({error}); give another folder"
+                f"run_dir: cannot write a run to {final} ({error}); give another folder"
             ) from error
         try:
             with Ledger(plan, draft / LEDGER) as ledger:
