@@ -26,14 +26,22 @@ def test_r_is_the_expected_norm_of_the_noise_over_the_clip_norm():
 
 
 @pytest.mark.parametrize(
-    ("dimension", "epsilon", "expected"),
-    [(5_000, 1.0, "tp-adaptive"), (400, 1.0, "dp-sgd"), (5_000, 50.0, "dp-sgd"), (2_000_000, 1.0, "dp-sgd")],
+    ("dimension", "epsilon", "units", "expected"),
+    [
+        (5_000, 1.0, 50_000, "tp-adaptive"),
+        (400, 1.0, 50_000, "dp-sgd"),
+        (5_000, 50.0, 50_000, "dp-sgd"),
+        (2_000_000, 1.0, 50_000, "dp-sgd"),
+        (5_000, 1.0, 10_000, "tp-adaptive"),
+        (5_000, 1.0, 9_999, "dp-sgd"),
+    ],
 )
-def test_one_linear_layer_finds_its_support_where_noise_is_audible(dimension, epsilon, expected):
-    method = choose_method(dimension, linear=True, epsilon=epsilon, max_grad_norm=0.1, **CIFAR)
+def test_one_linear_layer_finds_its_support_where_noise_is_audible(dimension, epsilon, units, expected):
+    plan = {**CIFAR, "units": units}
+    method = choose_method(dimension, linear=True, epsilon=epsilon, max_grad_norm=0.1, **plan)
     assert method.name == expected
     assert not method.denoise
-    assert choose_method(dimension, epsilon=epsilon, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
+    assert choose_method(dimension, epsilon=epsilon, max_grad_norm=0.1, **plan) == get_method("dp-sgd")
 
 
 def test_linear_is_what_trains_one_linear_layer_and_nothing_else():
