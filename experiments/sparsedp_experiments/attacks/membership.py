@@ -31,13 +31,9 @@ ROWS = 256
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ExcludeUnits(SystemRandomness):
-    """The operating system's randomness, except that excluded units are never sampled.
+    """The operating system's randomness, except that excluded units are never sampled."""
 
-    Attributes:
-        present: one flag per unit.
-    """
-
-    present: Coins
+    present: Coins  # one flag per unit
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
         """Independent coins; an absent unit's is never true."""

@@ -57,17 +57,11 @@ def observe(
 @final
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard the attacker tries.
+    """How hard the attacker tries."""
 
-    Attributes:
-        steps: of the optimiser.
-        learning_rate: of Adam, at the start; it falls by ten at 3/8, 5/8 and 7/8 of the steps.
-        variation_weight: of the total variation.
-    """
-
-    steps: int = 400
-    learning_rate: float = 0.1
-    variation_weight: float = 1e-3
+    steps: int = 400  # of the optimiser
+    learning_rate: float = 0.1  # of Adam, at the start; it falls by ten at 3/8, 5/8 and 7/8 of the steps
+    variation_weight: float = 1e-3  # of the total variation
 
 
 @final

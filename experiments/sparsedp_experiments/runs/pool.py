@@ -103,18 +103,13 @@ def prepare(settings: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Where an experiment's runs live while they run, and after if they are kept, and what runs them.
-
-    Attributes:
-        workers: processes at a time.
-        threads: of each of them.
-    """
+    """Where an experiment's runs live while they run, and after if they are kept, and what runs them."""
 
     results: Results
     runs: Path
     keep_runs: bool
-    workers: int
-    threads: int = 1
+    workers: int  # processes at a time
+    threads: int = 1  # of each of them
 
     def folder(self, run: GridRun) -> Path:
         return self.runs / run.name

@@ -185,21 +185,13 @@ LESS_IS_BETTER = ("loss",)
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds.
+    """A mean over seeds."""
 
-    Attributes:
-        count: how many values.
-        mean: their mean.
-        std: their standard deviation (n - 1); None for a single value.
-        low: lower end of the interval of the mean (Student's t); None for a single value.
-        high: upper end.
-    """
-
-    count: int
-    mean: float
-    std: float | None
-    low: float | None
-    high: float | None
+    count: int  # how many values
+    mean: float  # their mean
+    std: float | None  # their standard deviation (n - 1); None for a single value
+    low: float | None  # lower end of the interval of the mean (Student's t); None for a single value
+    high: float | None  # upper end
 
     def text(self) -> str:
         """With a sign, as a difference, and its interval where there is one."""

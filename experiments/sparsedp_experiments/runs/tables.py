@@ -188,25 +188,15 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a paper.
+    """A table of a paper."""
 
-    Attributes:
-        id: its name in the file.
-        where: its number in the paper.
-        what: what it shows.
-        keys: names of what tells its rows apart.
-        rows: number by labels, in the order of the keys.
-        assume: labels a cell of ours has when it does not say.
-        context: methods we do not have; shown, never matched.
-    """
-
-    id: str
-    where: str
-    what: str
-    keys: tuple[str, ...]
-    rows: Mapping[tuple[str, ...], Number]
-    assume: Mapping[str, str]
-    context: bool
+    id: str  # its name in the file
+    where: str  # its number in the paper
+    what: str  # what it shows
+    keys: tuple[str, ...]  # names of what tells its rows apart
+    rows: Mapping[tuple[str, ...], Number]  # number by labels, in the order of the keys
+    assume: Mapping[str, str]  # labels a cell of ours has when it does not say
+    context: bool  # methods we do not have; shown, never matched
 
     def find(self, labels: Mapping[str, str]) -> Number | None:
         """The number with these labels; labels the table does not have do not matter."""

@@ -60,19 +60,12 @@ def encode_values(values: Tensor) -> bytes:
 @final
 @dataclass(frozen=True, slots=True)
 class BytesSent:
-    """Bytes sent by a run of updates.
+    """Bytes sent by a run of updates."""
 
-    Attributes:
-        steps: number of updates.
-        values: bytes of values.
-        indices: bytes of supports, sent when they change.
-        dense: bytes that dense updates would have taken.
-    """
-
-    steps: int
-    values: int
-    indices: int
-    dense: int
+    steps: int  # number of updates
+    values: int  # bytes of values
+    indices: int  # bytes of supports, sent when they change
+    dense: int  # bytes that dense updates would have taken
 
     @property
     def per_step(self) -> float:

@@ -19,17 +19,11 @@ from sparsedp.parameters import Support
 @final
 @dataclass(frozen=True, slots=True)
 class OneStep:
-    """The two sides of Prop. 5.1 for one support.
+    """The two sides of Prop. 5.1 for one support."""
 
-    Attributes:
-        signal_loss: `||P_notA G||^2`, the gradient energy a step leaves out.
-        noise_saved: `(d - k) nu^2`, the noise energy it does not add.
-        noise_kept: `k nu^2`.
-    """
-
-    signal_loss: float
-    noise_saved: float
-    noise_kept: float
+    signal_loss: float  # `||P_notA G||^2`, the gradient energy a step leaves out
+    noise_saved: float  # `(d - k) nu^2`, the noise energy it does not add
+    noise_kept: float  # `k nu^2`
 
     @property
     def error(self) -> float:

@@ -25,19 +25,12 @@ _NODES = 12
 @final
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two coordinates and the warm-up that ranks them.
+    """Two coordinates and the warm-up that ranks them."""
 
-    Attributes:
-        larger: |G_p|, the true mean gradient of the coordinate with more energy.
-        smaller: |G_q|.
-        noise_std: nu, the noise on each coordinate of a released mean gradient.
-        steps: T, the number of warm-up steps.
-    """
-
-    larger: float
-    smaller: float
-    noise_std: float
-    steps: int
+    larger: float  # |G_p|, the true mean gradient of the coordinate with more energy
+    smaller: float  # |G_q|
+    noise_std: float  # nu, the noise on each coordinate of a released mean gradient
+    steps: int  # T, the number of warm-up steps
 
     def __post_init__(self) -> None:
         if not (0 <= self.smaller < self.larger < math.inf):

@@ -93,17 +93,11 @@ def mean_loss(model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch
 @final
 @dataclass(frozen=True, slots=True)
 class Smoothness:
-    """The largest magnitude of a Hessian eigenvalue at one point: the smoothness the loss shows there.
+    """The largest magnitude of a Hessian eigenvalue at one point: the smoothness the loss shows there."""
 
-    Attributes:
-        value: the estimate; from below, so the true one may be larger.
-        residual: `||Hv - (v.Hv) v||`: some eigenvalue lies within it of the Rayleigh quotient.
-        iterations: how many products it took.
-    """
-
-    value: float
-    residual: float
-    iterations: int
+    value: float  # the estimate; from below, so the true one may be larger
+    residual: float  # `||Hv - (v.Hv) v||`: some eigenvalue lies within it of the Rayleigh quotient
+    iterations: int  # how many products it took
 
 
 def smoothness(

@@ -105,27 +105,16 @@ class FreezeCount:
 @final
 @dataclass(frozen=True, slots=True)
 class Waypoint:
-    """What was measured at one snapshot.
+    """What was measured at one snapshot."""
 
-    Attributes:
-        step: of the run.
-        active: k.
-        energy: `||G||^2`, the full mean gradient's squared norm.
-        captured: `||P G||^2`, that of its part on the support.
-        bias: `||b||`, the clipping bias on the support.
-        bias_bound: Lemma 6.4's bound on it.
-        unit_variance: tau^2.
-        loss: the mean loss.
-    """
-
-    step: int
-    active: int
-    energy: float
-    captured: float
-    bias: float
-    bias_bound: float
-    unit_variance: float
-    loss: float
+    step: int  # of the run
+    active: int  # k
+    energy: float  # `||G||^2`, the full mean gradient's squared norm
+    captured: float  # `||P G||^2`, that of its part on the support
+    bias: float  # `||b||`, the clipping bias on the support
+    bias_bound: float  # Lemma 6.4's bound on it
+    unit_variance: float  # tau^2
+    loss: float  # the mean loss
 
 
 def measure(

@@ -35,7 +35,6 @@ from sparsedp_experiments.attacks.reconstruction import (
     observe,
     reconstruction_error,
     reconstruction_lower_bound,
-    total_variation,
 )
 from sparsedp_experiments.runs.settings import Settings
 
@@ -230,8 +229,3 @@ def test_what_the_attacker_sees_is_clipped_and_noised_on_the_support():
     assert float(seen.norm()) == pytest.approx(0.1 / 1.001, rel=1e-4)
     assert seen.shape == (support.size,)
     assert 0.4 < float((noisy - seen).std()) < 0.6
-
-
-def test_picture_measures_by_hand():
-    steps = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]])
-    assert float(total_variation(steps)) == 1.0

@@ -154,14 +154,6 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_keeps_its_whole_warm_up(trained, ty
     assert record["status"] == "finished"
 
 
-def test_a_run_without_a_warm_up_is_told_what_public_numbers_say(watched, typed):
-    told = typed("diagnose", watched, "--json").json["visible"]
-    assert told["splits"] == {}
-    assert "on-topk has no warm-up" in told["missing"]
-    assert set(told["noise"]["noise_ratios"]) >= {"all", "support"}
-    assert "A step's noise over its clip norm, r:" in " ".join(typed("diagnose", watched).out.split())
-
-
 def test_diagnose_reads_releases_only_and_writes_nothing(trained, typed):
     folder, record = trained
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from sparsedp.errors import DataError
 from sparsedp.loading import BatchFetch
-from sparsedp_experiments.data import DATASETS, SOURCES, DataBundle, Dense, Split, get, load, status
+from sparsedp_experiments.data import SOURCES, DataBundle, Dense, Split, get, status
 from sparsedp_experiments.data.bundle import CENTRED, UNIT, PixelScale, Sparse, holdout
 from sparsedp_experiments.data.files import cache_dir, cache_path, cached_arrays, fingerprint
 from sparsedp_experiments.data.registry import DIFFERENT, OFFICIAL, UNKNOWN, compare, public_checksum
@@ -160,12 +160,6 @@ def test_wrong_values_are_refused_with_the_reason(make, message):
 
 
 # NPZ files, the registry, the disk cache, downloads and the listing.
-
-
-def test_rows_of_one_source_share_it():
-    assert {row.source.name: row.source for row in DATASETS.values() if row.source} == SOURCES
-    assert all(SOURCES[row.source.name] is row.source for row in DATASETS.values() if row.source)
-    assert len(load("digits").train) == 1437
 
 
 def test_every_download_has_a_checksum_and_a_secure_or_checked_address():

@@ -365,15 +365,3 @@ def test_the_real_eye_labels_have_the_stated_counts(real_data):
     assert len(natural) == 9_292
     assert sum(grade > 0 for grade in natural.values()) == 2_464
     assert natural.items() <= whole.items()
-
-
-@pytest.mark.nightly
-@pytest.mark.data
-def test_no_real_patient_is_on_both_sides(real_data):
-    if not (real_data / "eyepacs").is_dir():
-        pytest.skip("EyePACS is not in SPARSEDP_DATA")
-    bundle = load("eyepacs-natural", real_data)
-    assert not set(bundle.train.units.tolist()) & set(bundle.test.units.tolist())
-    assert 0.17 < bundle.test.unit_count / (bundle.test.unit_count + bundle.train.unit_count) < 0.23
-    for split in (bundle.train, bundle.test):
-        assert 0.24 < split.targets.float().mean() < 0.31

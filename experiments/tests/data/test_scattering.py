@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp_experiments.data import DataBundle, Dense, Split, load, scattering_bundle
+from sparsedp_experiments.data import DataBundle, Dense, Split, scattering_bundle
 from sparsedp_experiments.data.bundle import UNIT, holdout, mirrored
-from sparsedp_experiments.data.features import ANGLES, MAPS, Scattering, low_pass, morlet
+from sparsedp_experiments.data.features import MAPS, Scattering
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
 
@@ -31,37 +31,6 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours():
     together = transform(images)
     torch.testing.assert_close(transform(images[69:]), together[69:], rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(transform(images.flip(0)).flip(0), together, rtol=1e-5, atol=1e-7)
-
-
-def test_scaling_an_image_scales_its_features_and_adding_a_constant_moves_only_the_first():
-    images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-    transform = Scattering(16)
-    plain = transform(images)
-    torch.testing.assert_close(transform(3 * images), 3 * plain, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(transform(images + 1)[:, 1:], plain[:, 1:], rtol=1e-3, atol=1e-5)
-
-
-def test_transposing_an_image_transposes_the_maps_and_mirrors_the_angles():
-    """Angle theta becomes pi/2 - theta: index a becomes 2 - a. The sampling grid is its own transpose, so exactly."""
-    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(2))
-    transform = Scattering(16)
-    plain, transposed = transform(image)[0], transform(image.transpose(2, 3))[0].transpose(1, 2)
-    mirrored = (2 - torch.arange(ANGLES)) % ANGLES
-    for first in (1, 1 + ANGLES):
-        torch.testing.assert_close(
-            transposed[first + mirrored], plain[first : first + ANGLES], rtol=1e-4, atol=1e-6
-        )
-    second, turned = (maps[1 + 2 * ANGLES :].unflatten(0, (ANGLES, ANGLES)) for maps in (plain, transposed))
-    torch.testing.assert_close(turned[mirrored][:, mirrored], second, rtol=1e-4, atol=1e-6)
-
-
-def test_wavelets_have_no_mean_and_the_low_pass_keeps_it():
-    for scale in (0, 1):
-        for angle in range(ANGLES):
-            assert abs(morlet(24, scale, angle)[0, 0]) < 1e-9
-    for resolution in (0, 1):
-        sums = low_pass(24, resolution).sum(axis=0)
-        np.testing.assert_allclose(sums, 1, rtol=1e-4)
 
 
 def image_bundle(fingerprint=None, size=8, channels=1):
@@ -160,18 +129,3 @@ def test_mirror_images_belong_to_the_patient_of_their_picture():
     assert torch.equal(chosen.inputs, torch.stack([pictures.values[2].flip(-1), pictures.values[0]]))
     kept, held_out = holdout(both.train, 0.5, seed=0)
     assert not set(kept.units.tolist()) & set(held_out.units.tolist())
-
-
-@pytest.mark.nightly
-@pytest.mark.data
-def test_a_linear_classifier_on_real_features_beats_one_on_pixels(real_data):
-    from sklearn.linear_model import LogisticRegression
-
-    mnist = load("mnist", real_data)
-    train, test = mnist.train.select(torch.arange(600)), mnist.test.select(torch.arange(1000))
-    small = DataBundle("mnist", "part", train, test, mnist.classes)
-    scores = []
-    for bundle in (small, scattering_bundle(small)):
-        model = LogisticRegression(max_iter=100).fit(bundle.train.inputs.flatten(1), train.targets)
-        scores.append(model.score(bundle.test.inputs.flatten(1), test.targets))
-    assert scores[1] > scores[0] + 0.03

@@ -153,12 +153,6 @@ def test_the_encoding_of_a_row_does_not_depend_on_the_others():
             assert torch.equal(among, encode(alone, blocks, unit_norm=True).batch(torch.tensor([0])))
 
 
-def test_unit_norm_scales_every_record_to_length_one(tmp_path):
-    write_csv(tmp_path / "diabetic_data.csv", some_records())
-    norms = diabetes130(tmp_path).train.inputs.norm(dim=1)
-    torch.testing.assert_close(norms, torch.ones_like(norms))
-
-
 @pytest.mark.parametrize(
     "zipped", ["diabetic_data.csv.zip", "diabetes+130-us+hospitals+for+years+1999-2008.zip", None]
 )
@@ -176,17 +170,6 @@ def test_patients_stay_on_one_side_and_targets_are_thirty_days(tmp_path, zipped)
     assert bundle.train.unit_count + bundle.test.unit_count == 60
     positives = sum(split.targets.sum() for split in (bundle.train, bundle.test))
     assert positives == sum(row["readmitted"] == "<30" for row in records)
-
-
-def test_pooled_diagnoses_count_a_repeated_code_once(tmp_path):
-    write_csv(
-        tmp_path / "diabetic_data.csv",
-        [record(p, diag_1="428", diag_2="428", diag_3="401") for p in range(30)],
-    )
-    names = feature_names(schema(diagnoses="pooled"))
-    found = dense_row(names, diabetes130(tmp_path, diagnoses="pooled", unit_norm=False).train, 0)
-    codes = {name.split("=")[1]: value for name, value in found.items() if name.startswith("diag_1/")}
-    assert codes == {"428": 1.0, "401": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,6 @@ def test_bytes_and_real_numbers_are_the_same_pictures(channels, side):
         pictures(seen)
 
 
-def test_a_pretrained_network_takes_bytes():
-    seen = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(1))
-    network = pretrained(classes=3, size=32).eval()
-    torch.testing.assert_close(network(seen.to(torch.uint8)), network(seen / 255))
-
-
 def test_only_what_lies_above_the_chosen_part_is_trained():
     network = pretrained(classes=10, size=32)
     assert [n for n, p in network.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
@@ -104,18 +98,6 @@ def test_moments_of_every_block_are_those_of_its_maps():
     expected = np.concatenate([part for one in maps for part in (one.mean(2), one.std(2))], axis=1)
     assert expected.shape == (2, 3616)
     np.testing.assert_allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
-
-
-def test_a_data_set_can_be_kept_as_the_moments_of_every_block():
-    pictures = torch.rand(3, 3, 20, 20, generator=torch.Generator().manual_seed(4))
-    split = Split(Dense(pictures), torch.zeros(3, dtype=torch.int64))
-    kept = lite0_bundle(DataBundle("pictures", "random", split, split, ("a", "b")), resize=40, cut="blocks")
-    assert kept.input_shape == (3616,)
-    assert "moments of every block" in kept.variant
-    with torch.no_grad():
-        torch.testing.assert_close(
-            kept.train.features.batch(torch.arange(3)), BlockMoments(pretrained(classes=2, size=40))(pictures)
-        )
 
 
 def test_a_run_names_the_public_weights_and_their_checksum(tmp_path):

@@ -12,7 +12,7 @@ from sparsedp_experiments.runs.ablations import train_ablation
 from sparsedp_experiments.runs.claims import read_claims
 from sparsedp_experiments.runs.execute import _load, execute
 from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
-from sparsedp_experiments.runs.partition import ADADPIGU, RS, gaussian_epsilon, noise_multiplier
+from sparsedp_experiments.runs.partition import ADADPIGU, gaussian_epsilon, noise_multiplier
 from sparsedp_experiments.runs.settings import ABLATIONS
 from sparsedp_experiments.runs.tables import PAPER_NAMES, label, number_for, read_paper, read_study
 
@@ -231,8 +231,3 @@ def test_partitions_cost_what_an_independent_accountant_says_of_so_many_gaussian
     ours = gaussian_epsilon(noise, epochs)
     theirs = accountant("pld").epsilon((SampledGaussian(1.0, noise, epochs),), 1e-5)
     assert ours == pytest.approx(theirs, rel=2e-3)
-
-
-def test_partitions_cost_more_than_poisson_samples_at_equal_noise():
-    for epsilon in (1.0, 3.0):
-        assert gaussian_epsilon(noise_multiplier(RS, epsilon, "pld"), RS.epochs) > 2 * epsilon

@@ -13,7 +13,7 @@ from sklearn import metrics
 from sparsedp_experiments.data import digits
 from sparsedp_experiments.runs.execute import build_model, evaluator
 from sparsedp_experiments.runs.grid import Contrast
-from sparsedp_experiments.runs.results import estimate, make_rows, paired_difference
+from sparsedp_experiments.runs.results import make_rows
 
 # Tables over seeds and held-out metrics, against scipy and scikit-learn.
 
@@ -90,39 +90,3 @@ def test_the_evaluator_agrees_with_scikit_learn_on_many_classes():
     assert found["loss"] == pytest.approx(metrics.log_loss(test.targets, probabilities), rel=1e-6)
     assert "auc" not in found
     assert math.isfinite(found["loss"])
-
-
-# Means, intervals and paired differences.
-
-
-T_TABLE = {2: 12.7062, 3: 4.3027, 5: 2.7764, 10: 2.2622, 30: 2.0452}
-"""Two-sided 95 % points of Student's t for n values, from the printed tables."""
-
-
-@pytest.mark.parametrize("n", T_TABLE)
-def test_the_interval_is_the_mean_and_the_tables_t_times_the_standard_error(n):
-    values = np.random.default_rng(n).normal(3.0, 2.0, n)
-    found = estimate(values.tolist())
-    half = T_TABLE[n] * values.std(ddof=1) / math.sqrt(n)
-    assert found.count == n
-    assert found.mean == pytest.approx(values.mean())
-    assert found.std == pytest.approx(values.std(ddof=1))
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=2e-5)
-    assert (found.high + found.low) / 2 == pytest.approx(values.mean())
-
-
-def test_the_interval_covers_the_truth_19_times_of_20():
-    """4,000 intervals at 95 %: outside 3,742 .. 3,856 with probability below 1e-5 (binomial, 4.2 deviations)."""
-    samples = np.random.default_rng(7).normal(1.0, 3.0, (4000, 4))
-    covered = sum(found.low <= 1.0 <= found.high for found in map(estimate, samples.tolist()))
-    assert 3742 <= covered <= 3856
-
-
-def test_pairing_removes_what_seeds_share():
-    shared = np.random.default_rng(0).normal(0, 10, 12)
-    values = {i: float(x + 1.0 + 0.01 * i) for i, x in enumerate(shared)}
-    baseline = {i: float(x) for i, x in enumerate(shared)}
-    found = paired_difference(values, baseline)
-    assert found is not None
-    assert found.low > 0.9
-    assert estimate(list(values.values())).low < 0

@@ -205,14 +205,6 @@ def test_hand_computed_terms_of_theorem_6_3():
     assert bound.full_gradient(0.5) == pytest.approx(2 * 2.65)
 
 
-def test_quiet_noise_leaves_nothing_to_sparsify():
-    quiet = Descent(
-        loss_gap=2.0, smoothness=4.0, learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1,
-        dimension=100, batch_size=10, steps=8,
-    )  # fmt: skip
-    assert quiet.best_rate == 0.0
-
-
 def test_the_budget_bound_is_theorem_3_5_with_its_choices_put_in():
     T, q, eps, delta, u = 64, 0.01, 2.0, 1e-5, 1.3
     noise = u * q * math.sqrt(T * math.log(1 / delta)) / eps

@@ -12,7 +12,6 @@ from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.bounds import Descent
 from sparsedp_experiments.theory.oracle import (
     _product,
     asymmetry_p_value,
@@ -137,15 +136,6 @@ def test_symmetry_error_by_a_plain_loop():
     assert abs(found) > 1e-3
 
 
-def test_asymmetry_that_helps_lowers_the_enlarged_terms():
-    common = {
-        "loss_gap": 1.0, "smoothness": 2.0, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0,
-        "dimension": 100, "batch_size": 10.0, "steps": 50,
-    }  # fmt: skip
-    plain, helped = Descent(**common), Descent(**common, symmetry_error=0.05)
-    assert helped.enlarged == pytest.approx(plain.enlarged - 0.05)
-
-
 DOUBLE = torch.float64
 
 
@@ -179,14 +169,6 @@ def test_smoothness_is_the_largest_magnitude_of_an_eigenvalue():
     assert found.value == pytest.approx(exact, rel=1e-4)
     assert found.value <= exact * (1 + 1e-9)
     assert found.residual < 0.05 * exact
-
-
-def test_smoothness_of_least_squares_is_known():
-    x = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
-    model = nn.Linear(2, 1, bias=False)
-    square = from_criterion(lambda out, y: (out[:, 0] - y) ** 2 / 2)
-    found = smoothness(model, square, [MicroBatch((x, torch.zeros(2)))], PublicRandomness(1), tolerance=1e-9)
-    assert found.value == pytest.approx(9 / 2, rel=1e-4)
 
 
 def test_a_loss_without_curvature_has_smoothness_zero():
