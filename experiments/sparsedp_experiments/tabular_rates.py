@@ -68,10 +68,8 @@ def people(split: Split) -> People:
     """A side of a data set."""
     features = split.features
     assert isinstance(features, Sparse)
-    parts = (features.weights.numpy(), features.columns.numpy(), features.starts.numpy())
     owner = np.arange(len(split)) if split.units is None else np.unique(split.units, return_inverse=True)[1]
-    rows = sparse.csr_matrix(parts, shape=(len(split), features.width))
-    return People(rows, split.targets.numpy().astype(np.float32), owner)
+    return People(sparse.csr_matrix(features.matrix), split.targets.numpy().astype(np.float32), owner)
 
 
 def simulate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -115,7 +115,6 @@ def attack_membership(
     fresh: nn.Module,
     how: MembershipAttackConfig,
     significance: float,
-    tick: Callable[[int], None] = lambda _: None,
 ) -> MembershipFinding:
     """Train with planted records, each in the data by a fair coin, and guess the coins from losses.
 
@@ -129,7 +128,7 @@ def attack_membership(
         )
     if how.trainings < 1:
         raise SparseDPError(f"trainings: got {how.trainings}, expected at least 1")
-    parts = [_one_training(subject, fresh, how, tick) for _ in range(how.trainings)]
+    parts = [_one_training(subject, fresh, how) for _ in range(how.trainings)]
     scores = Scores(
         np.concatenate([part.in_canary_scores for part in parts]),
         np.concatenate([part.out_canary_scores for part in parts]),
@@ -143,9 +142,7 @@ def attack_membership(
     )
 
 
-def _one_training(
-    subject: AuditTarget, fresh: nn.Module, how: MembershipAttackConfig, tick: Callable[[int], None]
-) -> Scores:
+def _one_training(subject: AuditTarget, fresh: nn.Module, how: MembershipAttackConfig) -> Scores:
     plan, public = subject.plan, PublicRandomness.fresh()
     canaries = public.permutation(plan.units, (0,)).numpy()[: how.records]
     planted = [rows_of(subject, int(unit)) for unit in canaries]
@@ -175,7 +172,6 @@ def _one_training(
     watched = set(ends[len(ends) // 2 :])
     for batch in trainer:
         trainer.step(batch)
-        tick(1)
         if trainer.position in watched:
             after += losses() / len(watched)
     trainer.close()

@@ -8,6 +8,7 @@ from typing import Protocol, final
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -126,51 +127,24 @@ def _gather(values: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Records with few non-zeros, in compressed rows: record i has columns[starts[i]:starts[i+1]], weighted."""
+    """Records with few non-zeros: the rows of a matrix."""
 
-    starts: Tensor
-    columns: Tensor
-    weights: Tensor
-    width: int
-
-    def __post_init__(self) -> None:
-        entries = self.columns.numel()
-        if self.weights.numel() != entries or self.starts.numel() < 1 or int(self.starts[-1]) != entries:
-            raise DataError(
-                f"Sparse: got {entries} columns, {self.weights.numel()} weights and starts that end at "
-                f"{self.starts[-1:].tolist()}, expected one weight per column and starts ending there"
-            )
-        if entries and not 0 <= int(self.columns.min()) <= int(self.columns.max()) < self.width:
-            raise DataError(f"Sparse: a column lies outside 0..{self.width - 1}")
+    matrix: sparse.csr_array
 
     def __len__(self) -> int:
-        return self.starts.numel() - 1
+        return int(self.matrix.shape[0])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.width,)
+        return (int(self.matrix.shape[1]),)
 
     def batch(self, indices: Tensor) -> Tensor:
         """Records at these indices as dense float32 rows."""
-        place, sizes = self._entries(indices)
-        out = torch.zeros(len(indices), self.width)
-        rows = torch.repeat_interleave(torch.arange(len(indices)), sizes)
-        out[rows, self.columns[place].long()] = self.weights[place].to(torch.float32)
-        return out
+        return torch.from_numpy(self.matrix[indices.numpy()].toarray()).float()
 
     def select(self, indices: Tensor) -> Sparse:
         """These records as features of their own (a copy)."""
-        place, sizes = self._entries(indices)
-        starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return Sparse(starts, self.columns[place], self.weights[place], self.width)
-
-    def _entries(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the entries of these records are, and how many each has."""
-        begin = self.starts[indices]
-        sizes = self.starts[indices + 1] - begin
-        before = sizes.cumsum(0) - sizes
-        offsets = torch.repeat_interleave(begin - before, sizes)
-        return offsets + torch.arange(len(offsets)), sizes
+        return Sparse(self.matrix[indices.numpy()])
 
 
 @final

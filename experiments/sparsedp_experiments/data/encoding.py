@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from scipy import sparse
 
 from sparsedp.errors import DataError
@@ -194,16 +193,10 @@ class Diagnoses(ColumnRule):
 def encode(table: Table, blocks: Sequence[ColumnRule], unit_norm: bool) -> Sparse:
     """Every block of every row, side by side; `unit_norm` scales each record to length one."""
     found = sparse.hstack([block.encode(table) for block in blocks], format="csr")
-    values = found.data
     if unit_norm:
         norms = np.sqrt(found.astype(np.float64).power(2).sum(axis=1))
-        values = (values / np.repeat(norms, np.diff(found.indptr))).astype(np.float32)
-    return Sparse(
-        torch.from_numpy(found.indptr.astype(np.int64)),
-        torch.from_numpy(found.indices.astype(np.int32)),
-        torch.from_numpy(values),
-        found.shape[1],
-    )
+        found.data = (found.data / np.repeat(norms, np.diff(found.indptr))).astype(np.float32)
+    return Sparse(found)
 
 
 def feature_names(blocks: Sequence[ColumnRule]) -> list[str]:

@@ -79,37 +79,6 @@ def search_roots(root: Path | str | None) -> tuple[Path, ...]:
     return (*([Path(named)] if named else []), download_dir())
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """One data set's possible folders under each root: `folders` relative to it, the root itself last."""
-
-    name: str
-    folders: tuple[str, ...]
-    remedy: str
-
-    def places(self, root: Path | str | None) -> list[Path]:
-        return [base / folder for base in search_roots(root) for folder in (*self.folders, ".")]
-
-    def first(self, candidates: Sequence[str], root: Path | str | None) -> Path | None:
-        """The first of the candidate paths that exists; all candidates are tried in one folder before the next."""
-        for place in self.places(root):
-            for candidate in candidates:
-                if (place / candidate).exists():
-                    return place / candidate
-        return None
-
-    def require(self, candidates: Sequence[str], root: Path | str | None) -> Path:
-        """The first of the candidate paths that exists, or an error that says where it looked and what to do."""
-        found = self.first(candidates, root)
-        if found is None:
-            looked = ", ".join(str(base) for base in search_roots(root))
-            raise DataError(
-                f"{self.name}: found none of {', '.join(candidates)} in {looked} (in {', '.join(self.folders)}). "
-                f"{self.remedy} Point {DATA_VARIABLE} at the folder that holds it"
-            )
-        return found
-
-
 def fingerprint(paths: Sequence[Path], *details: object) -> str:
     """A name for these files as they are now (path, size, time of change) and for what is made of them.
 

@@ -101,7 +101,7 @@ def status(spec: PublicFiles, root: Path | str | None = None) -> SourceStatus:
     """What there is of a public data set."""
     forms = []
     for form, files in spec.forms.items():
-        located = [(file, spec.search.first(file.names, root)) for file in files]
+        located = [(file, spec.first(file.names, root)) for file in files]
         found = tuple((file, path) for file, path in located if path is not None)
         missing = tuple(file.names[0] for file, path in located if path is None)
         forms.append(SourceStatus(spec, form, found, missing))

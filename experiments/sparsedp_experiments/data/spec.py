@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp_experiments.data.bundle import PIXELS, UNIT, DataBundle, PixelScale
 from sparsedp_experiments.data.features import lite0_bundle, scattering_bundle
-from sparsedp_experiments.data.files import Search
+from sparsedp_experiments.data.files import DATA_VARIABLE, search_roots
 
 Value = float | int | str
 
@@ -40,18 +40,38 @@ class PublicFiles:
     folders: tuple[str, ...]
     forms: Mapping[str, tuple[SourceFile, ...]]
 
-    def require(self, root: Path | str | None) -> list[Path]:
-        """The files of the first form, or an error that says where they were looked for and what to do."""
-        files = next(iter(self.forms.values()))
-        return [self.search.require(file.names, root) for file in files]
-
     @property
-    def search(self) -> Search:
+    def remedy(self) -> str:
+        """What to do where they are missing."""
         downloadable = any(file.url for files in self.forms.values() for file in files)
         command = (
             f"`python -m sparsedp_experiments data get {self.name}` downloads it. " if downloadable else ""
         )
-        return Search(self.name, self.folders, f"{command}It comes from {self.origin}.")
+        return f"{command}It comes from {self.origin}."
+
+    def require(self, root: Path | str | None) -> list[Path]:
+        """The files of the first form, or an error that says where they were looked for and what to do."""
+        return [self.find(file.names, root) for file in next(iter(self.forms.values()))]
+
+    def first(self, names: Sequence[str], root: Path | str | None) -> Path | None:
+        """The first of these names there is; all are tried in one folder before the next, a root itself last."""
+        for base in search_roots(root):
+            for folder in (*self.folders, "."):
+                for name in names:
+                    if (base / folder / name).exists():
+                        return base / folder / name
+        return None
+
+    def find(self, names: Sequence[str], root: Path | str | None) -> Path:
+        """The same, or an error."""
+        found = self.first(names, root)
+        if found is None:
+            looked = ", ".join(str(base) for base in search_roots(root))
+            raise DataError(
+                f"{self.name}: found none of {', '.join(names)} in {looked} (in {', '.join(self.folders)}). "
+                f"{self.remedy} Point {DATA_VARIABLE} at the folder that holds it"
+            )
+        return found
 
 
 FEATURES: Mapping[str, Callable[..., DataBundle]] = {"scattering": scattering_bundle, "lite0": lite0_bundle}

@@ -219,7 +219,7 @@ def _census_bundle(
     known = {"income": (targets.__contains__, " or ".join(targets))}
     source, sides, paths = SOURCES[name], [], []
     for file in source.forms["official"]:
-        path = source.search.require(file.names, root)
+        path = source.find(file.names, root)
         table = read_columns(path, columns, header=header, member=file.names[0], known=known)
         labels = torch.tensor([targets[value] for value in table["income"]])
         sides.append(Split(encode(table, rules, unit_norm), labels))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import sparse
 
 from sparsedp.errors import DataError
 from sparsedp.randomness import PublicRandomness
@@ -98,12 +99,8 @@ def bag_of_words(texts: HashedTexts, buckets: int = BUCKETS, weighting: str = "b
     weights = WEIGHTINGS[weighting](counts)
     squares = np.bincount(rows, weights=weights**2, minlength=len(texts))
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(texts)))])
-    return Sparse(
-        torch.from_numpy(starts.astype(np.int64)),
-        torch.from_numpy(columns.astype(np.int32)),
-        torch.from_numpy((weights / np.sqrt(squares)[rows]).astype(np.float32)),
-        buckets,
-    )
+    scaled = (weights / np.sqrt(squares)[rows]).astype(np.float32)
+    return Sparse(sparse.csr_array((scaled, columns, starts), shape=(len(texts), buckets)))
 
 
 def token_ids(texts: HashedTexts, length: int, vocabulary: int = BUCKETS) -> Dense:

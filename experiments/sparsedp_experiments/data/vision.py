@@ -79,7 +79,7 @@ def cifar10(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBu
     """CIFAR-10 from the first form found in a folder: binary batches, JPEG zip. Decoded once and cached."""
     source = SOURCES["cifar10"]
     by_name = {name: form for form, (file,) in source.forms.items() for name in file.names}
-    path = source.search.require(tuple(by_name), root)
+    path = source.find(tuple(by_name), root)
     form = by_name[path.name]
     key = fingerprint([path], "cifar10", 1)
     read = _read_jpeg if form == "jpeg" else _read_batches
@@ -224,8 +224,8 @@ def eyepacs(
     if prevalence not in LABEL_FILES:
         raise DataError(f"eyepacs: got prevalence {prevalence!r}, expected one of {', '.join(LABEL_FILES)}")
     source = SOURCES["eyepacs"]
-    labels_path = source.search.require((LABEL_FILES[prevalence],), root)
-    pictures_path = source.search.require(source.forms["kaggle"][1].names, root)
+    labels_path = source.find((LABEL_FILES[prevalence],), root)
+    pictures_path = source.find(source.forms["kaggle"][1].names, root)
     grades = read_grades(labels_path)
     with open_tree(pictures_path) as tree:
         by_image = _by_image(tree)

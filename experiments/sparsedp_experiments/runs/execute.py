@@ -51,22 +51,8 @@ def load_data(settings: Settings) -> DataBundle:
     return _load(settings.dataset, settings.data_options, settings.validation, settings.subset)
 
 
-def check_dataset(name: str) -> None:
-    """Refuse a data set that is not in the table.
-
-    Raises:
-        DataError: with the names there are.
-    """
-    if name not in datasets.DATASETS:
-        raise DataError(
-            f"no data set named {name!r}; there are {', '.join(datasets.DATASETS)}. Your own data: "
-            "`sparsedp.fit`, or `sparsedp train` for tables"
-        )
-
-
 @lru_cache(maxsize=2)
 def _load(name: str, options: FrozenMap, validation: float | None, subset: int | None) -> DataBundle:
-    check_dataset(name)
     bundle = datasets.load(name, **options.plain())
     if validation is not None:
         bundle = bundle.validated(validation, _SPLIT_SEED)
@@ -261,7 +247,6 @@ _SCHEDULERS: Mapping[str, Callable[[Optimizer, int], LRScheduler] | None] = {
 
 def check(settings: Settings) -> Settings:
     """Settings with recipe and every name checked, before any data is loaded."""
-    check_dataset(settings.dataset)
     found = settings.resolved()
     check_model(found.model or "", found.model_options)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp._serialization import FrozenMap, canonical, sha256
-from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import get_method
 from sparsedp.methods.auto import AUTO_METHOD
@@ -256,7 +256,10 @@ def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[
     """
     row = DATASETS.get(dataset)
     if row is None:
-        raise SparseDPError(f"dataset: got {dataset!r}, expected one of {', '.join(DATASETS)}")
+        raise DataError(
+            f"no data set named {dataset!r}; there are {', '.join(DATASETS)}. Your own data: `sparsedp.fit`, or "
+            "`sparsedp train` for tables"
+        )
     chosen = model or row.model
     recipe = row.recipes.get(chosen, {})
     known = {**(_ONE_RELEASE if chosen == LEAST_SQUARES else _ANY), **recipe, "model": chosen}

@@ -198,10 +198,7 @@ def reviews(records: int, features: int, causes: int, seed: int) -> WideData:
 
 
 def _csr(features: Any) -> Any:
-    shape = (len(features.starts) - 1, features.width)
-    return sparse.csr_matrix(
-        (features.weights.numpy(), features.columns.numpy(), features.starts.numpy()), shape
-    )
+    return sparse.csr_matrix(features.matrix)
 
 
 def _with_pairs(matrix: Any, features: int) -> Any:

@@ -7,10 +7,10 @@ from sparsedp.errors import SparseDPError
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.run import load_weights
 from sparsedp_experiments.models import build, parameter_count
-from sparsedp_experiments.runs.cli import rows_of
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.grid import comparison
 from sparsedp_experiments.runs.pool import Status
+from sparsedp_experiments.runs.screen import rows_of
 from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")
