@@ -22,7 +22,7 @@ from sparsedp.evaluation import Evaluator, MetricFunctions
 from sparsedp.loading import DataConfig, rows_in_order
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
-from sparsedp.methods.plan_config import ClipNorm
+from sparsedp.methods.phases import ClipNorm
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import CallbackLike, Result

@@ -164,9 +164,7 @@ def accuracy(model: nn.Module) -> dict[str, float]:
 
 
 TABLES = frozenset(
-    m.name
-    for m in sparsedp.list_methods()
-    if m.ranking is not None and m.ranking.source.counts_rows
+    m.name for m in sparsedp.list_methods() if m.ranking is not None and m.ranking.source.counts_rows
 )
 """Methods that rank rows of embedding tables, by a count of their own."""
 

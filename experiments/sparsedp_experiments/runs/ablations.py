@@ -24,7 +24,7 @@ from sparsedp.evaluation import Evaluator
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.loading import DataConfig
-from sparsedp.methods.plan_config import steps_of_an_epoch
+from sparsedp.methods.phases import steps_of_an_epoch
 from sparsedp.methods.schedules import GradualCooling, active_count
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.normalization import PrivateNormalisation

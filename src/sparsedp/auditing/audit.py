@@ -13,7 +13,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import AuditTarget, StepQuery
+from sparsedp.auditing.canaries import AuditTarget, Tick
 from sparsedp.auditing.estimators import epsilons_of, noise_multiplier_upper_bound
 from sparsedp.auditing.mechanism import audit_release, count_releases
 from sparsedp.auditing.one_run import Composition, audit_one_run, group_by_step, one_step
@@ -46,8 +46,6 @@ RECORD_RELEASES = 100
 UNITS_LEFT_OUT = 6
 """Random units left out at each batch size, for each sum."""
 
-Tick = Callable[[int], None]
-
 
 def attack(
     subject: AuditTarget, *, confidence: float, steps: int, progress: bool, run: str | None
@@ -66,7 +64,12 @@ def attack(
         moved = leave_one_out(subject, sums, units=UNITS_LEFT_OUT, tick=tick("units"))
         share = significance / 2 / len(targets)
         found = [audit_release(target, share * 0.8, tick("noise")) for target in targets]
-        records = _records(subject, settings, share * 0.2, tick("records"))
+        records = {
+            setting.phase.name: noise_multiplier_upper_bound(
+                record_scores(subject, setting, RECORD_RELEASES, tick("records")), share * 0.2
+            )
+            for setting in settings
+        }
     rates, odd_draws = _sampling(whole.draws, significance / 8 / len(plan.phases))
     measured = [
         MeasuredRelease(target, finding, moved.get(target.name), records.get(target.name))
@@ -97,16 +100,6 @@ def attack(
         accountant=composition.accountant,
         run=run,
     )
-
-
-def _records(
-    subject: AuditTarget, settings: list[StepQuery], significance: float, tick: Tick
-) -> dict[str, float]:
-    found = {}
-    for setting in settings:
-        scores = record_scores(subject, setting, RECORD_RELEASES, tick)
-        found[setting.phase.name] = noise_multiplier_upper_bound(scores, significance)
-    return found
 
 
 def _sampling(draws: Mapping[str, SamplerTest], significance: float) -> tuple[dict[str, float], list[str]]:

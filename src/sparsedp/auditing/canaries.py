@@ -35,6 +35,8 @@ from sparsedp.training.step import StepCounts, release_selection
 
 Coins = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
+Tick = Callable[[int], None]
+"""Moves a progress bar on."""
 
 MAX_CANARIES = 2048
 """In one release."""

@@ -66,11 +66,6 @@ def noise_multiplier_upper_bound(scores: Scores, significance: float) -> float:
     return spread / distance if distance > 0 else math.inf
 
 
-def deviation_upper_bound(squares: Vector, count: int, significance: float) -> Vector:
-    """Upper confidence limits on standard deviations, from sums of `count` squares of centred normals each."""
-    return np.asarray(np.sqrt(np.maximum(squares, 0.0) / stats.chi2.ppf(significance, count)))
-
-
 def probability_lower_bound(hits: int, trials: int, significance: float) -> float:
     """Clopper and Pearson's lower confidence limit on a probability."""
     test = stats.binomtest(hits, trials, alternative="greater")
@@ -107,15 +102,7 @@ def epsilon_clopper_pearson(scores: Scores, delta: float, significance: float) -
     is at most e^epsilon times as likely as a false one, up to delta, and the same for negatives.
     """
     choosing, judging = scores.halves()
-    if (
-        min(
-            len(choosing.in_canary_scores),
-            len(choosing.out_canary_scores),
-            len(judging.in_canary_scores),
-            len(judging.out_canary_scores),
-        )
-        < 1
-    ):
+    if min(len(judging.in_canary_scores), len(judging.out_canary_scores)) < 1:  # it is the smaller half
         return 0.0
     marks = np.quantile(
         np.concatenate([choosing.in_canary_scores, choosing.out_canary_scores]), np.linspace(0.01, 0.99, 99)
@@ -144,10 +131,8 @@ def epsilon_one_run(scores: Scores, delta: float, significance: float) -> float:
     of guesses are tried, each with its share of the significance.
     """
     values = np.concatenate([scores.in_canary_scores, scores.out_canary_scores])
-    truth = np.concatenate(
-        [np.ones(len(scores.in_canary_scores), bool), np.zeros(len(scores.out_canary_scores), bool)]
-    )
-    total = len(truth)
+    total = len(values)
+    truth = np.arange(total) < len(scores.in_canary_scores)
     shuffled = PublicRandomness.fresh().permutation(total, (0,)).numpy()  # ties are guessed at random
     ranked = truth[shuffled][np.argsort(-values[shuffled], kind="stable")]
     numbers = sorted({max(1, int(total * share) // 2) for share in (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)})

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from scipy import stats
 
-from sparsedp.auditing.canaries import MAX_CANARIES, AuditedRelease, fair_coins
-from sparsedp.auditing.estimators import Scores, Vector, deviation_upper_bound, noise_multiplier_upper_bound
+from sparsedp.auditing.canaries import MAX_CANARIES, AuditedRelease, Tick, fair_coins
+from sparsedp.auditing.estimators import Scores, Vector, noise_multiplier_upper_bound
 
 KEPT = 6
 """Releases kept whole, to be compared coordinate by coordinate and step by step."""
@@ -98,8 +97,6 @@ ROUNDING_NOISE = 2.0**-40
 """Of a clip norm: what is left of a coordinate below this is rounding, and no noise."""
 SHARPNESS = 0.01
 """How closely a canary's contribution is to be measured, as a share of the clip norm (one standard error)."""
-
-Tick = Callable[[int], None]
 
 
 @final
@@ -192,9 +189,7 @@ def _worst(squares: Vector, count: int, significance: float) -> tuple[float, int
     place = int(np.argmin(squares))
     if squares[place] <= count * ROUNDING_NOISE**2:
         return 0.0, place
-    return float(
-        deviation_upper_bound(squares[place : place + 1], count, significance / len(squares))[0]
-    ), place
+    return math.sqrt(squares[place] / stats.chi2.ppf(significance / len(squares), count)), place
 
 
 def _joined(parts: list[Scores]) -> Scores:

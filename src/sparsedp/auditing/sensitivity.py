@@ -49,7 +49,7 @@ from sparsedp.validation.data import PROBE_ROWS
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ForcedBatch(PrivateRandomness):
+class ForcedBatch(SeededRandomness):
     """Makes the real sampler draw the units it is told to, each with the same rows whoever else is drawn.
 
     A unit's choice of rows is keyed by the unit: two draws that differ by one unit differ in nothing else.
@@ -57,20 +57,10 @@ class ForcedBatch(PrivateRandomness):
     Attributes:
         chosen: one coin per unit.
         sizes: rows of each unit.
-        seed: of the rows' lottery.
     """
 
     chosen: Coins
     sizes: npt.NDArray[np.int64]
-    seed: int
-
-    @property
-    def publishable(self) -> bool:
-        """Never."""
-        return False
-
-    def _words(self, purpose: int, key: Sequence[int]) -> NoReturn:
-        raise SparseDPError("forced batches make no noise")
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
         """The coins given."""
@@ -89,10 +79,6 @@ class ForcedBatch(PrivateRandomness):
             rows = np.concatenate([np.arange(starts[u], starts[u] + self.sizes[u]) for u in units])
             lots = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
         return (lots % bounds).astype(np.int64)
-
-    def secret(self, key: Sequence[int]) -> StepKey:
-        """The same whoever is drawn."""
-        return SeededRandomness(self.seed).secret(key)
 
 
 @final
@@ -317,7 +303,7 @@ def batch_of(
     sampler = PoissonSampler(
         dataset,
         sampling_rate=1.0,
-        randomness=ForcedBatch(chosen, _unit_sizes(subject), seed),
+        randomness=ForcedBatch(seed, chosen, _unit_sizes(subject)),
         loading=replace(subject.loading, num_workers=0),
         whole_units=whole_units,
     )

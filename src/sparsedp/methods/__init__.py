@@ -1,84 +1,28 @@
-"""The methods table: rankings, schedules, refresh rules and geometries, and the controller that runs a row of it."""
+"""The methods table: rankings, schedules, refresh rules and geometries, and the scheduler that runs a row of it."""
 
-from sparsedp.methods.catalog import get_method, list_methods, register_method
-from sparsedp.methods.method import (
-    HEAD,
-    MAIN,
-    SELECT,
-    WARM_UP,
-    GeometryRule,
-    Method,
-    Moves,
-    OffSupport,
-    Stage,
-)
-from sparsedp.methods.plan_config import PlanConfig, build_plan
-from sparsedp.methods.public_scores import Knowledge, PublicScores
-from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import (
-    Constant,
-    EverySteps,
-    GradualCooling,
-    PerEpoch,
-    PiecewiseConstant,
-    ProgressiveUnfreezing,
-    Refresh,
-    register_schedule,
-)
-from sparsedp.methods.scores import (
-    ByScore,
-    Coherent,
-    Contributions,
-    Energy,
-    Frequency,
-    Given,
-    Magnitude,
-    RandomOrder,
-    Ranked,
-    Ranking,
-    register_ranking,
-)
-from sparsedp.methods.support_scheduler import SchedulerState, StepSetting, SupportChange, SupportScheduler
-
-__all__ = [
-    "HEAD",
-    "MAIN",
-    "SELECT",
-    "WARM_UP",
-    "ByScore",
-    "Coherent",
-    "Constant",
-    "Contributions",
-    "Energy",
-    "EverySteps",
-    "Frequency",
-    "GeometryRule",
-    "Given",
-    "GradualCooling",
-    "Granularity",
-    "Knowledge",
-    "Magnitude",
-    "Method",
-    "Moves",
-    "OffSupport",
-    "PerEpoch",
-    "PiecewiseConstant",
-    "PlanConfig",
-    "ProgressiveUnfreezing",
-    "PublicScores",
-    "RandomOrder",
-    "Ranked",
-    "Ranking",
-    "Refresh",
-    "SchedulerState",
-    "Stage",
-    "StepSetting",
-    "SupportChange",
-    "SupportScheduler",
-    "build_plan",
-    "get_method",
-    "list_methods",
-    "register_method",
-    "register_ranking",
-    "register_schedule",
-]
+from sparsedp.methods.catalog import get_method as get_method
+from sparsedp.methods.catalog import list_methods as list_methods
+from sparsedp.methods.catalog import register_method as register_method
+from sparsedp.methods.method import HEAD as HEAD
+from sparsedp.methods.method import MAIN as MAIN
+from sparsedp.methods.method import SELECT as SELECT
+from sparsedp.methods.method import WARM_UP as WARM_UP
+from sparsedp.methods.method import GeometryRule as GeometryRule
+from sparsedp.methods.method import Method as Method
+from sparsedp.methods.method import OffSupport as OffSupport
+from sparsedp.methods.plan_config import PlanConfig as PlanConfig
+from sparsedp.methods.plan_config import build_plan as build_plan
+from sparsedp.methods.public_scores import Knowledge as Knowledge
+from sparsedp.methods.public_scores import PublicScores as PublicScores
+from sparsedp.methods.ranking import Granularity as Granularity
+from sparsedp.methods.schedules import EverySteps as EverySteps
+from sparsedp.methods.schedules import Refresh as Refresh
+from sparsedp.methods.schedules import register_schedule as register_schedule
+from sparsedp.methods.scores import ByScore as ByScore
+from sparsedp.methods.scores import Given as Given
+from sparsedp.methods.scores import Ranking as Ranking
+from sparsedp.methods.scores import register_ranking as register_ranking
+from sparsedp.methods.support_scheduler import SchedulerState as SchedulerState
+from sparsedp.methods.support_scheduler import StepSetting as StepSetting
+from sparsedp.methods.support_scheduler import SupportChange as SupportChange
+from sparsedp.methods.support_scheduler import SupportScheduler as SupportScheduler

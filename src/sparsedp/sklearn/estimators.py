@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import os
 
     from sparsedp.methods import Method
-    from sparsedp.methods.plan_config import ClipNorm
+    from sparsedp.methods.phases import ClipNorm
     from sparsedp.privacy.normalization import PrivateNormalisation
     from sparsedp.privacy.plan import Plan
     from sparsedp.sklearn.budget import PrivacyBudget

@@ -21,7 +21,7 @@ from sparsedp.evaluation import Evaluator
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
-from sparsedp.methods.plan_config import ClipNorm
+from sparsedp.methods.phases import ClipNorm
 from sparsedp.optimizers.factory import (
     OptimizerChoice,
     Rate,
