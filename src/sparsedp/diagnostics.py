@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
 
@@ -24,7 +23,6 @@ from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, observed_p
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run
-from sparsedp.runs.snapshots import read_snapshots
 
 
 @final
@@ -413,7 +411,7 @@ def look(folder: Path | str) -> Visible:
         else {name: split_concentration(split, size) for name, split in found.splits.items()},
         missing=missing,
         layers=support_per_layer(view.support, run.layout),
-        overlaps=tuple(_overlaps(folder, view.support, found)),
+        overlaps=tuple(_overlaps(view.support, found)),
         noise=_noise(view, run.layout),
         decisions=tuple(run.checkpoint.state["controller"]["values"].get("decisions", ())),
     )
@@ -424,10 +422,8 @@ def shown_size(support: Support) -> int:
     return max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
 
 
-def _overlaps(
-    folder: Path | str, support: Support, found: WarmupStatistics | None
-) -> Iterator[tuple[str, str, Overlap]]:
-    """The last support against what the warm-up's rankings would keep, and supports along the run."""
+def _overlaps(support: Support, found: WarmupStatistics | None) -> Iterator[tuple[str, str, Overlap]]:
+    """The last support against what the warm-up's rankings would keep."""
     if not support.is_full:
         for name, split in {} if found is None else found.splits.items():
             yield (
@@ -435,10 +431,6 @@ def _overlaps(
                 f"{name}, by half a warm-up",
                 overlap(support, split.support(support.size)),
             )
-    kept = [shot for shot in read_snapshots(folder) if not shot.support.is_full]
-    for before, after in pairwise(kept):
-        if before.support != after.support:
-            yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
 
 
 def _noise(view: RunView, layout: ParameterLayout) -> NoiseFacts:

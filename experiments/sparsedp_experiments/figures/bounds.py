@@ -18,7 +18,6 @@ from sparsedp.methods.scores import Energy
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.snapshots import Snapshot
 from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.figures.study import Point, Study
 from sparsedp_experiments.figures.support import (
@@ -50,6 +49,7 @@ from sparsedp_experiments.theory.oracle import (
     symmetry_error,
 )
 from sparsedp_experiments.theory.trajectory import (
+    Snapshot,
     Snapshots,
     Waypoint,
     bound_along,

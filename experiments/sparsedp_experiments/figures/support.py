@@ -26,7 +26,6 @@ from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import CallbackLike, StepReport, tell
 from sparsedp.runs.record import EpochMetrics
-from sparsedp.runs.snapshots import Snapshot
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.figures.study import Point, Study
@@ -41,7 +40,7 @@ from sparsedp_experiments.theory.criteria import (
     split_of,
 )
 from sparsedp_experiments.theory.oracle import mean_gradient
-from sparsedp_experiments.theory.trajectory import FreezeCount, Snapshots, install
+from sparsedp_experiments.theory.trajectory import FreezeCount, Snapshot, Snapshots, install
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 LOSS: LossFunction = from_criterion(CRITERION)

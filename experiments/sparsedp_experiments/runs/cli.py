@@ -507,8 +507,10 @@ def diagnose(
     from sparsedp.cli.runs import show_support as show
     from sparsedp.diagnostics import look
     from sparsedp_experiments.theory.diagnose import BANNER, diagnose_run, theory_of
+    from sparsedp_experiments.theory.trajectory import support_changes
 
     seen, theory = look(folder), theory_of(folder)
+    seen = replace(seen, overlaps=(*seen.overlaps, *support_changes(folder)))
     found: dict[str, Any] = {"run": str(run), "visible": {**seen.to_json(), **theory.to_json()}}
     screen = stdout_console(as_json)
     if not as_json:

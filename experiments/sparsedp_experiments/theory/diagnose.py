@@ -33,7 +33,6 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.run import Run, load_weights
-from sparsedp.runs.snapshots import read_snapshots
 from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.runs.execute import check, load_data, loss_of, model_of, moments_in
 from sparsedp_experiments.runs.settings import Settings, settings_of_run
@@ -77,7 +76,7 @@ from sparsedp_experiments.theory.oracle import (
     smoothness,
     symmetry_error,
 )
-from sparsedp_experiments.theory.trajectory import Waypoint, energy_capture, measure
+from sparsedp_experiments.theory.trajectory import Waypoint, energy_capture, measure, read_snapshots
 
 NONPRIVATE, DRAWN = "nonprivate.json", "nonprivate.svg"
 BANNER = (

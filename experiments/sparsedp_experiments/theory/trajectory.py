@@ -3,30 +3,90 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from sparsedp._files import write_atomically
 from sparsedp.batch import LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.errors import SparseDPError
+from sparsedp.diagnostics import Overlap, overlap
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample import make_engine
-from sparsedp.parameters import ParameterLayout
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import CallbackLike, StepReport
-from sparsedp.runs.directory import SNAPSHOTS
-from sparsedp.runs.record import EpochMetrics
+from sparsedp.runs.record import EpochMetrics, wrap_read_errors
 from sparsedp.runs.run import Run
-from sparsedp.runs.snapshots import Snapshot, write_snapshot
 from sparsedp_experiments.theory.bounds import ProjectedBound, projected_bound
 from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
 from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient, mean_loss
 
 COUNT = 20
+
+
+SNAPSHOTS, FORMAT = "snapshots", 1
+"""A folder of a run, one safetensors file a step, with facts as JSON beside the tensors. Post-processing, so free."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The weights after a step, and the support it moved."""
+
+    step: int
+    phase: str
+    support: Support
+    weights: Tensor = field(repr=False)
+
+
+def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
+    """Write one snapshot into a run's folder."""
+    path = Path(folder) / SNAPSHOTS / f"step-{snapshot.step:08d}.safetensors"
+    support = snapshot.support
+    tensors = {"weights": snapshot.weights.cpu().contiguous()}
+    if not support.is_full:
+        tensors["support"] = support.indices.to(torch.int32)
+    facts = {"format": FORMAT, "step": snapshot.step, "phase": snapshot.phase, "d": support.dimension}
+    write_atomically(path, save(tensors, {"facts": json.dumps(facts)}))
+    return path
+
+
+def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
+    """The snapshots a run kept, in order; none if it kept none."""
+    return tuple(_read(path) for path in sorted((Path(folder) / SNAPSHOTS).glob("step-*.safetensors")))
+
+
+def _read(path: Path) -> Snapshot:
+    with wrap_read_errors(path):
+        tensors, facts = read_facts(path)
+        if facts.get("format") != FORMAT:
+            raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")
+        d = facts["d"]
+        support = Support(tensors["support"], d) if "support" in tensors else Support.full(d)
+        return Snapshot(facts["step"], facts["phase"], support, tensors["weights"])
+
+
+def read_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a safetensors file, and the facts beside them."""
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+    return load(path.read_bytes()), facts
+
+
+def support_changes(folder: Path | str) -> Iterator[tuple[str, str, Overlap]]:
+    """What consecutive supports along a run share, where they differ."""
+    for before, after in pairwise(shot for shot in read_snapshots(folder) if not shot.support.is_full):
+        if before.support != after.support:
+            yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
 
 
 def snapshot_steps(plan: Plan, count: int = COUNT) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.run import Run
-from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
 from sparsedp.training.planning import changed_method
 from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
 from sparsedp_experiments.theory.criteria import (
@@ -32,12 +31,15 @@ from sparsedp_experiments.theory.criteria import (
 from sparsedp_experiments.theory.diagnose import diagnose_nonprivate
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
+    Snapshot,
     SnapshotFiles,
     Snapshots,
     bound_along,
     energy_capture,
     measure,
+    read_snapshots,
     snapshot_steps,
+    write_snapshot,
 )
 
 

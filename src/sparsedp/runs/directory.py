@@ -31,7 +31,6 @@ METRICS = "metrics.jsonl"
 RECORD = "record.json"
 """What the run was and how it ended."""
 REPORT = "report.html"
-SNAPSHOTS = "snapshots"
 TENSORBOARD = "tensorboard"
 
 
