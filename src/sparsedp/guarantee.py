@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, final
 
 from sparsedp._validate import count, rounded_up, significant
@@ -25,32 +24,9 @@ BEYOND_FILES = (
 )
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PlanSummary:
-    """What a plan guarantees.
-
-    Attributes:
-        statement: the guarantee in a sentence, with its unit, relation and accountant.
-        epsilons: epsilon of the whole plan by every accountant; empty without a delta.
-        batch_sizes: expected batch size of each phase.
-    """
-
-    plan: Plan
-    statement: str
-    epsilons: Mapping[str, float]
-    batch_sizes: Mapping[str, float]
-
-
-def summarize(plan: Plan) -> PlanSummary:
-    """The guarantee of a plan, by every accountant."""
-    epsilons = {} if plan.delta is None else {name: plan_epsilon(plan, name) for name in ACCOUNTANTS}
-    return PlanSummary(
-        plan=plan,
-        statement=guarantee(plan),
-        epsilons=MappingProxyType(epsilons),
-        batch_sizes=MappingProxyType({p.name: plan.expected_batch_size(p) for p in plan.phases}),
-    )
+def epsilons(plan: Plan) -> dict[str, float]:
+    """Epsilon of the whole plan by every accountant; empty without a delta."""
+    return {} if plan.delta is None else {name: plan_epsilon(plan, name) for name in ACCOUNTANTS}
 
 
 def guarantee(plan: Plan) -> str:

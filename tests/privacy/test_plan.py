@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.guarantee import guarantee, summarize
+from sparsedp.guarantee import epsilons, guarantee
 from sparsedp.privacy import Phase, Plan, PriorSpending
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import dp_event
@@ -197,7 +197,7 @@ def test_a_phase_without_noise_leaves_no_guarantee():
     assert isinstance(dp_event(plan.events()), dp.NonPrivateDpEvent)
     assert plan.events(30) == PLAN.events(30)
     assert "No guarantee" in guarantee(plan)
-    assert all(math.isinf(value) for value in summarize(plan).epsilons.values())
+    assert all(math.isinf(value) for value in epsilons(plan).values())
 
 
 def test_the_summary_names_unit_relation_delta_and_accountant():
@@ -209,7 +209,7 @@ def test_the_summary_names_unit_relation_delta_and_accountant():
     )
     continued = replace(calibrated, accountant="rdp-filter", continuation=PriorSpending(4.5, 0.1, ("ab",)))
     assert "together with 1 earlier run for adding" in guarantee(continued)
-    assert set(summarize(calibrated).epsilons) == {"pld", "rdp", "rdp-classic"}
+    assert set(epsilons(calibrated)) == {"pld", "rdp", "rdp-classic"}
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.8, 0.6, 5.0])

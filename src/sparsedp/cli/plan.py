@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sparsedp._validate import exact_ratio, rounded_up
 from sparsedp.cli import (
     ActiveRatio,
+    BatchSize,
     ClipNorm,
     Delta,
+    Epochs,
     Epsilon,
     Json,
     clip_bounds,
     imported,
     numbers,
+    numbers_table,
     print_json,
     stdout_console,
 )
@@ -34,30 +36,18 @@ _CURVE_ROWS = 10
 
 
 def plan(
-    units: Annotated[
-        int,
-        typer.Option(min=1, help="Number of privacy units: of examples, or of people who have several each."),
-    ],
-    parameters: Annotated[
-        int | None, typer.Option(min=1, help="Number d of trainable parameters of the model.")
-    ] = None,
+    units: Annotated[int, typer.Option(min=1, help="Number N of privacy units: examples, or people.")],
+    parameters: Annotated[int | None, typer.Option(min=1, help="Number d of trainable parameters.")] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Or a function that gives the model, to count them."),
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Expected size of a batch, in units; by default near 4 sqrt(N).")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data; 20 if not given.")] = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
     epsilon: Epsilon = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(help="The noise instead of the budget; the plan says which epsilon comes out."),
-    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="The noise instead of the budget.")] = None,
     delta: Delta = None,
-    method: Annotated[
-        str, typer.Option(help="A method; `sparsedp methods` lists them. auto: what fit would take.")
-    ] = "auto",
+    method: Annotated[str, typer.Option(help="A method, or auto: what fit would take.")] = "auto",
     active_ratio: ActiveRatio = None,
     clip_norm: ClipNorm = None,
     warmup_fraction: Annotated[
@@ -67,10 +57,7 @@ def plan(
         float | None, typer.Option(help="Share of epsilon the warm-up alone may cost (the papers' split).")
     ] = None,
     normalise: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NOISE", help="Normalise the inputs privately first, with this noise multiplier."
-        ),
+        float | None, typer.Option(metavar="NOISE", help="Normalise the inputs privately, with this noise.")
     ] = None,
     accountant: Annotated[str | None, typer.Option(help="pld if not given, rdp or rdp-classic.")] = None,
     unit: Annotated[str, typer.Option(help="What one unit is: row, patient, ...")] = "row",
@@ -233,28 +220,28 @@ def quote(spec: PlanConfig, size: ParameterLayout | int, other_budgets: Iterable
     The noise energy is the expected squared length of a step's noise in the main phase: d nu^2 on all coordinates,
     k nu^2 on the support (TP-TopK, Sec. 5); k is that of the last period, for methods that shrink as they go.
     """
-    from sparsedp.guarantee import summarize
+    from sparsedp.guarantee import epsilons, guarantee
     from sparsedp.methods.auto import meaning_of, noise_ratio
     from sparsedp.methods.ranking import part_sizes
     from sparsedp.methods.support_scheduler import noise_on_mean
     from sparsedp.privacy.accounting import epsilon_by_epoch
 
     plan = spec.plan()
-    summary, d, active = summarize(plan), _dimension(size), count_active(spec.method, size)
+    by_accountant, d, active = epsilons(plan), _dimension(size), count_active(spec.method, size)
     noise = noise_on_mean(plan, plan.phases[-1])
     counts = {"all": d} if isinstance(size, int) else {name: n for name, n in part_sizes(size).items() if n}
     if active is not None and active != d:
         counts[f"the support of {spec.method.name}"] = active
     return {
-        "guarantee": summary.statement,
+        "guarantee": guarantee(plan),
         "method": plan.method,
-        "epsilon": summary.epsilons.get(plan.accountant or "pld"),
+        "epsilon": by_accountant.get(plan.accountant or "pld"),
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
         "accountant": plan.accountant,
         "unit": plan.unit,
         "units": plan.units,
-        "epsilons": dict(summary.epsilons),
+        "epsilons": by_accountant,
         "phases": [
             {
                 "name": phase.name,
@@ -310,13 +297,9 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
     if answer["reason"] is not None:
         screen.print(f"Method auto takes {answer['method']}: {answer['reason']}.", markup=False)
     names = ("sampling_rate", "noise_multiplier", "clip_norm", "noise_on_mean")
-    phases = Table(
-        "phase", "steps", "sampling rate", "noise multiplier", "clip norm", "noise on a coordinate"
-    )
-    for phase in answer["phases"]:
-        values = ("-" if phase[name] is None else f"{phase[name]:.4g}" for name in names)
-        phases.add_row(phase["name"], str(phase["steps"]), *values)
-    screen.print(phases)
+    headings = ("phase", "steps", "sampling rate", "noise multiplier", "clip norm", "noise on a coordinate")
+    rows = [(p["name"], str(p["steps"]), *(_short(p[name]) for name in names)) for p in answer["phases"]]
+    screen.print(numbers_table("", headings, rows))
     if answer["epsilons"]:
         spent = ", ".join(f"{name} {value:.4f}" for name, value in answer["epsilons"].items())
         screen.print(f"Epsilon by accountant: {spent} (delta {answer['delta']:g})")
@@ -333,30 +316,29 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
             f"Noise over clip norm, r, for {row['which']} ({row['coordinates']:,} coordinates): "
             f"{row['noise_ratio']:.2f}, {row['means']}."
         )
-    settings = Table("setting", "value", "", "why", title="Settings")
-    for row in answer["settings"]:
-        value = "-" if row["value"] is None else f"{row['value']:g}"
-        settings.add_row(row["setting"], value, "given" if row["given"] else "default", row["why"])
-    screen.print(settings)
-    _show_curve(answer["curve"], screen)
+    settings = [
+        (row["setting"], _short(row["value"], "g"), "given" if row["given"] else "default", row["why"])
+        for row in answer["settings"]
+    ]
+    screen.print(numbers_table("Settings", ("setting", "value", "", "why"), settings, 4))
+    curve = answer["curve"]
+    if curve:
+        stride, top = -(-len(curve) // _CURVE_ROWS), curve[-1]["epsilon"]
+        points = [
+            (str(point["epoch"]), rounded_up(point["epsilon"]), "#" * round(30 * point["epsilon"] / top))
+            for point in curve
+            if point["epoch"] % stride == 0 or point is curve[-1]
+        ]
+        screen.print(numbers_table("Cost over time", ("epoch", "epsilon", ""), points, 3))
     if answer["other_budgets"]:
-        title = "What another epsilon costs"
-        table = Table("epsilon", "noise multiplier", "noise energy, compared with this plan", title=title)
+        budgets = []
         for other in answer["other_budgets"]:
-            noise = ", ".join(f"{value:.4g}" for value in other["noise_multipliers"])
+            noise = ", ".join(map(_short, other["noise_multipliers"])) or "out of reach"
             factor = other["noise_energy_factor"]
-            more = "" if factor is None else f"x {factor:.3g}"
-            table.add_row(f"{other['epsilon']:g}", noise or "out of reach", more)
-        screen.print(table)
+            budgets.append((f"{other['epsilon']:g}", noise, "" if factor is None else f"x {factor:.3g}"))
+        titles = ("epsilon", "noise multiplier", "noise energy, compared with this plan")
+        screen.print(numbers_table("What another epsilon costs", titles, budgets))
 
 
-def _show_curve(curve: list[dict[str, Any]], screen: Console) -> None:
-    if not curve:
-        return
-    stride, top = -(-len(curve) // _CURVE_ROWS), curve[-1]["epsilon"]
-    table = Table("epoch", "epsilon", "", title="Cost over time")
-    for point in curve:
-        if point["epoch"] % stride == 0 or point is curve[-1]:
-            bar = "#" * round(30 * point["epsilon"] / top)
-            table.add_row(str(point["epoch"]), rounded_up(point["epsilon"]), bar)
-    screen.print(table)
+def _short(value: float | None, form: str = ".4g") -> str:
+    return "-" if value is None else format(value, form)

@@ -1,25 +1,25 @@
-"""The report of a run: one self-contained HTML file, from the run's own files. Public values only."""
+"""Pages of public values, each one self-contained HTML file: the report of a run, and an estimator's guarantee."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import groupby
+from math import ceil, exp, floor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsedp._files import write_atomically
-from sparsedp._validate import NONE, count, epsilon_text, percent, significant
+from sparsedp._validate import NONE, count, epsilon_text, percent, rounded_up, significant
 from sparsedp.errors import SparseDPError
-from sparsedp.guarantee import describe_run, summarize
+from sparsedp.guarantee import describe, describe_run, epsilons, posterior
 from sparsedp.methods.method import SELECT, WARM_UP
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.report.svg import Line, line_chart, round_axis
+from sparsedp.report.svg import line_chart, round_axis
 from sparsedp.results import Result
 from sparsedp.runs.directory import RECORD, REPORT
 from sparsedp.runs.record import SupportSpan
@@ -33,6 +33,8 @@ MAX_SEGMENTS = 24
 """Rows of the table of noise energies; a support may change at every step."""
 MAX_NAMES = 60
 """Names of used features of a table."""
+BELIEFS = (0.001, 0.01, 0.1, 0.5)
+"""What an attacker may have believed before, on the page of an estimator's guarantee."""
 METRICS = {
     "auc": "held-out AUC",
     "accuracy": "held-out accuracy",
@@ -74,13 +76,45 @@ def write_report(source: Path | str | Result, out: Path | str | None = None) -> 
             )
     run = Run.open(folder)
     run.check_ledger()
-    page = _environment().get_template("report.html").render(_content(run, verify(folder, independent=False)))
-    target = folder / REPORT if out is None else Path(out)
+    content = _content(run, verify(folder, independent=False))
+    return _write("report.html", content, folder / REPORT if out is None else Path(out))
+
+
+def write_guarantee(model: Any, path: Path | str) -> Path:
+    """Write what the fit of an estimator guarantees on one page to print, and return its path.
+
+    Args:
+        model: a fitted estimator of `sparsedp.sklearn`.
+        path: the file to write.
+    """
+    plan, result = model.result_.plan, model.result_
+    # The promise is the target; what the plan costs is a little less.
+    epsilon = max(float(model.epsilon_), float(plan.target_epsilon or 0.0))
+    beliefs = []
+    for chance in BELIEFS:
+        least, most = (1e4 * belief for belief in posterior(chance, epsilon))
+        beliefs.append((f"{chance:.1%}", f"{floor(least) / 100:.2f}%", f"{ceil(most) / 100:.2f}%"))
+    content = {
+        "model": model,
+        "classes": hasattr(model, "classes_"),
+        "plan": plan,
+        "ledger": result.ledger,
+        "epsilon": epsilon,
+        "odds": exp(min(epsilon, 500.0)),
+        "delta": significant(model.delta_),
+        "failures": plan.units * model.delta_,
+        "beliefs": beliefs,
+        "limitations": describe(plan, evaluated=bool(result.metrics)).limitations,
+    }
+    return _write("guarantee.html", content, Path(path))
+
+
+def _write(template: str, content: Mapping[str, Any], target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, page.encode())
+        write_atomically(target, _environment().get_template(template).render(content).encode())
     except OSError as error:
-        raise SparseDPError(f"report: cannot write {target} ({error}); give another out=") from error
+        raise SparseDPError(f"report: cannot write {target} ({error}); give another path") from error
     return target
 
 
@@ -96,6 +130,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.globals["style"] = files("sparsedp.report").joinpath("report.css").read_text(encoding="utf-8")
+    found.globals |= {"count": count, "epsilon_text": epsilon_text, "rounded_up": rounded_up}
     return found
 
 
@@ -123,8 +158,7 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "tiles": _tiles(run, energy_share(segments, run.layout.dimension)),
         "phases": [_phase_row(plan, phase) for phase in plan.phases],
         "accountants": [
-            (ACCOUNTANTS.get(name, name), epsilon_text(value))
-            for name, value in summarize(plan).epsilons.items()
+            (ACCOUNTANTS.get(name, name), epsilon_text(value)) for name, value in epsilons(plan).items()
         ],
         "charts": [_metric_chart(run), _epsilon_chart(run)],
         "parameters": _parameters(run),
@@ -133,8 +167,6 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "more_segments": max(0, len(segments) - MAX_SEGMENTS),
         "audit": saved_audit(run.path, ledger.head),
         "settings": json.dumps({**settings, "plan": json.loads(plan.to_json())}, indent=2),
-        "count": count,
-        "epsilon_text": epsilon_text,
     }
 
 
@@ -240,7 +272,8 @@ def _metric_chart(run: Run) -> Mapping[str, Any]:
     svg = line_chart(
         round_axis("epoch", (0, run.epochs[-1].epoch), whole=True),
         round_axis(title, values, lambda value: metric_text(key, value)),
-        [Line(title, tuple(points))],
+        title,
+        points,
         f"{title} by epoch, ending at {metric_text(key, points[-1][1])} after epoch {run.epochs[-1].epoch}.",
         bands=_warm_up(run.plan),
         levels=() if guess is None else ((guess, "majority class"),),
@@ -268,7 +301,8 @@ def _epsilon_chart(run: Run) -> Mapping[str, Any]:
     svg = line_chart(
         round_axis("epoch", (0, run.epochs[-1].epoch), whole=True),
         round_axis("epsilon", (0, 1.08 * max(target or 0.0, *(y for _, y in points)))),
-        [Line("epsilon", ((0.0, 0.0), *points))],
+        "epsilon",
+        [(0.0, 0.0), *points],
         f"Epsilon by epoch, rising to {last}; the target is {epsilon_text(target)}.",
         bands=_warm_up(plan),
         levels=() if target is None else ((target, f"target {epsilon_text(target)}"),),
@@ -312,18 +346,8 @@ def _features(run: Run) -> str | None:
     return f"{count(len(used))} of {count(schema['features'])}: {shown}{more}"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class NoiseSegment:
-    """Consecutive steps with one support size and one noise level.
-
-    Attributes:
-        first: its first step.
-        steps: how many there are.
-        phase: the plan's phase.
-        active: k.
-        noise_std: nu, the noise on each coordinate of the released mean gradient, before any standardization.
-    """
+class NoiseSegment(NamedTuple):
+    """Consecutive steps of one phase with k active coordinates, and the noise nu on each of the mean gradient."""
 
     first: int
     steps: int
@@ -333,31 +357,24 @@ class NoiseSegment:
 
     @property
     def energy(self) -> float:
-        """K nu^2: the expected squared length of a step's noise."""
+        """Of the noise in one step: k nu^2."""
         return self.active * self.noise_std**2
 
 
-def noise_segments(
-    plan: Plan, spans: Sequence[SupportSpan], dimension: int, stop: int
-) -> tuple[NoiseSegment, ...]:
-    """Cut the training steps before `stop` where the phase or the size of the support changes.
-
-    Edge cases:
-        Steps before the first known support count as dense.
-    """
-    starts = {plan.first_step(phase.name) for phase in plan.training}
-    begin = min(starts)
-    cuts = {cut for cut in starts | {span.step for span in spans} if cut < stop}
+def noise_segments(plan: Plan, spans: Sequence[SupportSpan], dimension: int, stop: int) -> list[NoiseSegment]:
+    """The training steps before `stop` by phase and size of the support; before the first support all are active."""
     places = [span.step for span in spans]
-    segments: list[NoiseSegment] = []
-    for first, end in pairwise(sorted(cuts | {begin, max(begin, stop)})):
-        known = bisect_right(places, first)
-        active = spans[known - 1].active if known else dimension
-        phase, steps = plan.phase_at(first), end - first
-        if segments and (segments[-1].phase, segments[-1].active) == (phase.name, active):
-            steps, first = steps + segments[-1].steps, segments.pop().first
-        segments.append(NoiseSegment(first, steps, phase.name, active, noise_on_mean(plan, phase)))
-    return tuple(segments)
+
+    def kind(step: int) -> tuple[str, int]:
+        known = bisect_right(places, step)
+        return plan.phase_at(step).name, spans[known - 1].active if known else dimension
+
+    noise = {phase.name: noise_on_mean(plan, phase) for phase in plan.training}
+    segments, first = [], min(plan.first_step(phase.name) for phase in plan.training)
+    for (phase, active), steps in groupby(range(first, stop), kind):
+        taken = list(steps)
+        segments.append(NoiseSegment(taken[0], len(taken), phase, active, noise[phase]))
+    return segments
 
 
 def energy_share(segments: Sequence[NoiseSegment], dimension: int) -> float | None:

@@ -34,17 +34,6 @@ class Axis:
         return start + (value - low) / (high - low) * (end - start)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line: its name, its points, the class that colours it, and an upright interval at each point or None."""
-
-    name: str
-    points: tuple[Point, ...]
-    style: str = "main"
-    intervals: tuple[tuple[float, float] | None, ...] = ()
-
-
 def round_axis(
     label: str, values: Sequence[float], text: Callable[[float], str] = significant, *, whole: bool = False
 ) -> Axis:
@@ -64,18 +53,20 @@ def round_axis(
 def line_chart(
     x: Axis,
     y: Axis,
-    lines: Sequence[Line],
+    name: str,
+    points: Sequence[Point],
     alt: str,
     *,
     bands: Sequence[tuple[float, float, str]] = (),
     levels: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """Draw lines over a common horizontal axis.
+    """Draw a line by its name and points.
 
     Args:
         x: the horizontal axis.
         y: the vertical axis.
-        lines: what to draw, in order.
+        name: what each point says of itself.
+        points: places on the two axes.
         alt: what the chart shows, for those who do not see it.
         bands: named parts of the horizontal axis, such as the warm-up: start, stop, name.
         levels: named horizontal lines, such as the target: value, name.
@@ -90,11 +81,11 @@ def line_chart(
         return y.place(value, floor, TOP)
 
     parts = []
-    for start, stop, name in bands:
+    for start, stop, band in bands:
         begin, width = across(start), across(stop) - across(start)
         parts.append(_tag("rect", "band", x=begin, y=TOP, width=width, height=floor - TOP))
-        if LETTER * len(name) + 8 <= width:
-            parts.append(_text(name, "note", begin + 1, TOP - 5))
+        if LETTER * len(band) + 8 <= width:
+            parts.append(_text(band, "note", begin + 1, TOP - 5))
     for tick in y.ticks:
         parts.append(_rule("grid", left, down(tick), right, down(tick)))
         parts.append(_text(y.text(tick), "tick end", left - 7, down(tick) + 4))
@@ -103,29 +94,21 @@ def line_chart(
         _text(x.text(tick), "tick middle", across(tick), floor + 18) for tick in _spaced(x, right - left)
     ]
     parts.append(_text(x.label, "axis middle", (left + right) / 2, HEIGHT - 6))
-    for value, name in levels:
+    for value, level in levels:
         parts.append(_rule("level", left, down(value), right, down(value)))
-        parts.append(_text(name, "note", left + 5, down(value) - 5))
-    for line in lines:
-        places = [(across(a), down(b)) for a, b in line.points]
-        for (place, _), interval in zip(places, line.intervals, strict=False):
-            if interval is not None:
-                parts.append(
-                    _rule(f"whisker {line.style}", place, down(interval[0]), place, down(interval[1]))
-                )
-        if len(places) > 1:
-            corners = " ".join(f"{_plain(a)},{_plain(b)}" for a, b in places)
-            parts.append(Markup('<polyline class="stroke {}" points="{}"/>').format(line.style, corners))
-        for (a, b), (place, height) in zip(line.points, places, strict=True):
-            parts.append(
-                Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
-                    line.style,
-                    _plain(place),
-                    _plain(height),
-                    3 if len(places) <= 40 else 1.6,
-                    f"{line.name}: {y.text(b)} at {x.text(a)}",
-                )
+        parts.append(_text(level, "note", left + 5, down(value) - 5))
+    places = [(_plain(across(a)), _plain(down(b))) for a, b in points]
+    if len(places) > 1:
+        corners = " ".join(",".join(place) for place in places)
+        parts.append(Markup('<polyline class="stroke main" points="{}"/>').format(corners))
+    radius = 3 if len(places) <= 40 else 1.6
+    for (a, b), place in zip(points, places, strict=True):
+        told = f"{name}: {y.text(b)} at {x.text(a)}"
+        parts.append(
+            Markup('<circle class="dot main" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
+                *place, radius, told
             )
+        )
     return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">{}</svg>').format(
         WIDTH, HEIGHT, alt, Markup("").join(parts)
     )
