@@ -7,7 +7,7 @@ import pkgutil
 
 import sparsedp
 
-OPTIONAL = {"flwr", "lightning", "mlflow", "transformers", "peft", "accelerate", "tensorboard", "opacus"}
+OPTIONAL = {"flwr", "lightning", "mlflow", "transformers", "peft", "accelerate", "opacus"}
 
 count = 0
 for module in pkgutil.walk_packages(sparsedp.__path__, "sparsedp."):

@@ -6,9 +6,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,10 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from sparsedp._validate import rounded_up
-from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
-from sparsedp.results import Callback, Event, StepReport
+from sparsedp.results import Callback, Event
 from sparsedp.runs.record import EpochMetrics
 
 
@@ -107,52 +105,3 @@ def deferred_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], bool]]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@final
-class ScalarLog(Callback):
-    """A callback that writes scalars.
-
-    Formal guarantees: Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
-    """
-
-    def __init__(self, open_writer: Callable[[], Any]) -> None:
-        """`open_writer` is called at the first event: by then the run's folder is there."""
-        self._open_writer = open_writer
-        self._writer: Any = None
-
-    def on_step(self, report: StepReport) -> None:
-        """Write what a step released."""
-        writer, step = self._opened(), report.step
-        writer.add_scalar("released/norm", float(report.released.mean.norm()), step)
-        writer.add_scalar("public/active_ratio", report.released.support.active_ratio, step)
-        writer.add_scalar("public/learning_rate", report.learning_rates[0], step)
-
-    def on_epoch(self, metrics: EpochMetrics) -> None:
-        """Write an epoch's epsilon and held-out numbers."""
-        writer, step = self._opened(), metrics.step
-        if metrics.epsilon is not None:
-            writer.add_scalar("public/epsilon", metrics.epsilon, step)
-        for name, value in metrics.metrics.items():
-            if value is not None:
-                writer.add_scalar(f"held-out/{name}", value, step)
-        writer.flush()
-
-    def _opened(self) -> Any:
-        self._writer = self._writer or self._open_writer()
-        return self._writer
-
-
-def tensorboard_log(folder: Path) -> ScalarLog:
-    """A log that TensorBoard reads.
-
-    Raises:
-        SparseDPError: TensorBoard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise SparseDPError(
-            "--tensorboard needs the package tensorboard; install it with: pip install 'sparsedp[tensorboard]'"
-        ) from error
-    return ScalarLog(lambda: SummaryWriter(log_dir=str(folder)))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor, nn
 
 from sparsedp.parameters import Support
-from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant
-from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
-from sparsedp.privacy.plan import Plan, SampledGaussian
+from sparsedp.privacy.plan import Plan
 from sparsedp.runs.record import EpochMetrics, SupportSpan
 
 
@@ -169,51 +166,3 @@ class Result:
         import sparsedp  # by its front door: nothing in training knows the reports
 
         return sparsedp.write_report(self, out)
-
-
-@final
-@dataclass
-class Spending:
-    """The ledger of a run and the epsilon it amounts to.
-
-    Attributes:
-        plan: what is paid for.
-        ledger: where it is written down.
-    """
-
-    plan: Plan
-    ledger: Ledger
-
-    @cached_property
-    def _by_epoch_end(self) -> Mapping[int, float]:
-        return dict(zip(self.plan.epoch_ends(), epsilon_by_epoch(self.plan), strict=True))
-
-    def at_epoch_end(self, step: int) -> float:
-        """Epsilon of the plan's first steps, up to the end of an epoch."""
-        return self._by_epoch_end[step]
-
-    def after(self, steps: int, delta: float | None = None) -> float:
-        """Epsilon of the plan's first steps, at its delta or another one."""
-        chosen = self.plan.delta if delta is None else delta
-        assert chosen is not None
-        spent = self.plan.events(steps)
-        return plan_accountant(self.plan).epsilon(spent, chosen) if spent else 0.0
-
-    def planned(self) -> float:
-        """Epsilon of the whole plan: the guarantee, whatever the run has got to."""
-        return self._epsilon(self.plan.events())
-
-    def summary(self) -> LedgerSummary:
-        """What the ledger says."""
-        head, entries = self.ledger.place
-        return LedgerSummary(
-            steps=self.ledger.state.charged,
-            planned=self.plan.total_steps,
-            epsilon=self._epsilon(self.ledger.state.events()),
-            entries=entries,
-            head=head,
-        )
-
-    def _epsilon(self, events: tuple[SampledGaussian, ...]) -> float:
-        assert self.plan.delta is not None
-        return plan_accountant(self.plan).epsilon(events, self.plan.delta)

@@ -18,7 +18,7 @@ from torch import nn
 from runs import ROWS, a_plan, a_trainer, advance, finished, loss_fn, network, rows, sgd, weights
 from sparsedp import Callback, fit
 from sparsedp.batch import MicroBatch, PerExampleLoss
-from sparsedp.callbacks import ScalarLog, live
+from sparsedp.callbacks import live
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import OffSupport, build_plan, get_method, list_methods
@@ -337,30 +337,3 @@ def test_a_run_folder_reads_back_what_was_written(tmp_path: Path) -> None:
     (run.path / "record.json").unlink()
     with pytest.raises(DataError, match="missing"):
         assert Run.open(run.path).record
-
-
-class Writer:
-    def __init__(self):
-        self.scalars = {}
-
-    def add_scalar(self, tag, value, step):
-        self.scalars.setdefault(tag, {})[step] = value
-
-    def flush(self):
-        pass
-
-
-def test_the_log_holds_released_public_and_held_out_numbers_only():
-    writer, steps = Writer(), []
-    result = advance(a_trainer(callbacks=[ScalarLog(lambda: writer), steps.append])).finish()
-    steps = [event for event in steps if isinstance(event, StepReport)]
-    epochs = result.history
-    assert len(steps) == result.plan.total_steps
-    assert writer.scalars == {
-        "released/norm": {event.step: float(event.released.mean.norm()) for event in steps},
-        "public/active_ratio": {event.step: event.released.support.active_ratio for event in steps},
-        "public/learning_rate": {event.step: event.learning_rates[0] for event in steps},
-        "public/epsilon": {event.step: event.epsilon for event in epochs},
-        "held-out/loss": {event.step: event.metrics["loss"] for event in epochs},
-        "held-out/accuracy": {event.step: event.metrics["accuracy"] for event in epochs},
-    }

@@ -31,7 +31,6 @@ METRICS = "metrics.jsonl"
 RECORD = "record.json"
 """What the run was and how it ended."""
 REPORT = "report.html"
-TENSORBOARD = "tensorboard"
 
 
 def holds_run(path: Path) -> bool:

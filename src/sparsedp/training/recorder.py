@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -17,11 +18,12 @@ from sparsedp._files import Json
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.parameters import Support
+from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant, plan_epsilon
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
-from sparsedp.results import CallbackLike, Result, Spending, StepReport, tell
+from sparsedp.results import CallbackLike, LedgerSummary, Result, StepReport, tell
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     check_identity,
@@ -83,7 +85,6 @@ class RecordedRun:
         self._store = (
             self._begin(out) if found is None else distributed.all_or_raise(lambda: self._go_on(found))
         )
-        self._spending = Spending(facts.plan, self._store.ledger)
 
     @property
     def model(self) -> nn.Module:
@@ -107,12 +108,14 @@ class RecordedRun:
 
     def epsilon(self, delta: float | None = None) -> float:
         """What the steps so far cost, those lost in a crash included, at the plan's delta or another one."""
-        return self._spending.after(self.position, delta)
+        chosen, spent = self.plan.delta if delta is None else delta, self.plan.events(self.position)
+        assert chosen is not None
+        return plan_accountant(self.plan).epsilon(spent, chosen) if spent else 0.0
 
     @property
     def planned_epsilon(self) -> float:
         """The epsilon of the whole plan: the guarantee, also of a run that is stopped because of what it showed."""
-        return self._spending.planned()
+        return plan_epsilon(self.plan)
 
     def __enter__(self) -> Self:
         return self
@@ -228,12 +231,17 @@ class RecordedRun:
         state = checkpoint_of(self.position, self._identity, self.learner.state(), self._history)
         return cut_in_blocks(state) if self._in_blocks else state
 
+    @cached_property
+    def _epsilons(self) -> Mapping[int, float]:
+        """Epsilon of the plan's first steps, by the ends of epochs."""
+        return dict(zip(self._epoch_ends, epsilon_by_epoch(self.plan), strict=True))
+
     def _end_epoch(self, last: StepReport) -> None:
         report = EpochMetrics(
             epoch=last.epoch,
             step=self.position,
             phase=last.phase,
-            epsilon=self._spending.at_epoch_end(self.position),
+            epsilon=self._epsilons[self.position],
             active=self.support.size,
             active_ratio=self.support.active_ratio,
             learning_rate=last.learning_rates[0],
@@ -260,7 +268,9 @@ class RecordedRun:
         return {n: v if math.isfinite(v) else None for n, v in found.items()}
 
     def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
-        facts, plan, support = self._facts, self.plan, self.support
+        facts, plan, support, spent = self._facts, self.plan, self.support, self.ledger.state
+        head, entries = self.ledger.place
+        assert plan.delta is not None
         return Result(
             model=self.model,
             method=facts.method.name,
@@ -277,7 +287,13 @@ class RecordedRun:
             history=self.history,
             metrics=metrics,
             plan=plan,
-            ledger=self._spending.summary(),
+            ledger=LedgerSummary(
+                steps=spent.charged,
+                planned=plan.total_steps,
+                epsilon=plan_accountant(plan).epsilon(spent.events(), plan.delta),
+                entries=entries,
+                head=head,
+            ),
             out=self._store.path,
         )
 
