@@ -146,6 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
         {"normalise": PrivateNormalisation(), "data": TensorDataset(torch.zeros(ROWS, 4).long(), Y)}, DataError,
         "normalise: got inputs",
     ),
+    "scores that nobody ranks by": ({"public_scores": {"head": 1.0}}, SparseDPError, "does not rank by them"),
     "a cap without a ledger": ({"total_epsilon": 9.0, "run_dir": None}, PrivacyError, "give run_dir"),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Granularity, Method, PublicScores, SupportScheduler, build_plan, get_method
+from sparsedp.methods import Granularity, Method, PublicScores, build_plan, get_method
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import ParameterLayout
@@ -33,7 +33,7 @@ from sparsedp.privacy.charge import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import RowCountSum
-from sparsedp.randomness import PublicRandomness, SeededRandomness
+from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Result
 from sparsedp.training.fit import fit
 
@@ -66,7 +66,7 @@ def noise_of(seed: int, key: tuple[int, ...], clip: float, multiplier: float, si
     return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, size, key=key).numpy() * grid.step
 
 
-def trained_rows(support: Any) -> Tensor:
+def rows_in(support: Any) -> Tensor:
     """Of the table, which rows have an active entry."""
     return support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH).any(1)
 
@@ -211,7 +211,7 @@ def test_fest_trains_the_best_rows_of_the_noisy_count_and_the_rest_never_move(tm
     noisy = histogram(texts(2).tensors[0].tolist(), list(range(ROWS)), WORDS, padding=0)
     noisy = noisy + noise_of(3, (0,), 1.0, select.noise_multiplier, WORDS)
     kept = best_rows(noisy, int(0.3 * WORDS))
-    assert trained_rows(result.support).nonzero().flatten().tolist() == kept
+    assert rows_in(result.support).nonzero().flatten().tolist() == kept
     assert result.support.mask()[WORDS * WIDTH :].all()
     moved = (model.words.weight.detach() != before).any(1).nonzero().flatten().tolist()
     assert moved
@@ -232,7 +232,7 @@ def test_fest_counts_all_texts_of_a_unit_once_however_few_train() -> None:
         trainer.step(next(iter(trainer)))
     noisy = histogram(texts(4).tensors[0].tolist(), units.tolist(), WORDS, padding=0)
     noisy = noisy + noise_of(0, (0,), 1.0, plan.phases[0].noise_multiplier, WORDS)
-    assert trained_rows(trainer.support).nonzero().flatten().tolist() == best_rows(noisy, int(0.3 * WORDS))
+    assert rows_in(trainer.support).nonzero().flatten().tolist() == best_rows(noisy, int(0.3 * WORDS))
 
 
 def test_adafest_charges_both_releases_of_a_step_as_one_and_plans_how_it_is_shared(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_adafest_step_is_the_papers_algorithm(monkeypatch: pytest.MonkeyPatch) -
         counts = histogram(samples, list(range(len(samples))), WORDS, padding=0)
         counts = counts + noise_of(3, (number, 1), 1.0, phase.count_noise, WORDS)
         kept = selection.chosen_rows(counts, tau=1.0 * phase.count_noise)
-        chosen = trained_rows(released.support)
+        chosen = rows_in(released.support)
         assert chosen.nonzero().flatten().tolist() == kept
         assert 0 < len(kept) < WORDS
         size = len(kept) * WIDTH + 2 * WIDTH + 2
@@ -314,14 +314,6 @@ def test_split_charge_gives_the_two_releases_of_a_step_noise_of_their_own() -> N
     assert one.key == (4,)
     draws = [SeededRandomness(1).rounded_gaussian(20, 50, key=charge.key) for charge in (one, other)]
     assert not torch.equal(*draws)
-
-
-def test_adafest_step_waits_for_its_count() -> None:
-    plan = a_plan(adafest_of())
-    with pytest.raises(SparseDPError, match="have not been counted"):
-        SupportScheduler(plan, ParameterLayout.of(Bag()), PublicRandomness(1)).begin_step(0)
-    with pytest.raises(SparseDPError, match="in every step"):
-        get_method("adafest", refresh="once")
 
 
 @pytest.mark.parametrize(
@@ -463,11 +455,6 @@ def test_public_scores_cost_nothing_and_the_record_names_them(tmp_path: Path) ->
 def test_public_scores_without_meaning_are_refused(scores: Any, message: str) -> None:
     with pytest.raises(SparseDPError, match=message):
         trained(public_scores=scores)
-
-
-def test_public_scores_for_a_method_that_does_not_rank_by_them_are_refused() -> None:
-    with pytest.raises(SparseDPError, match="does not rank by them"):
-        trained(public_scores={"head": 1.0}, method="tp-topk")
 
 
 def test_public_scores_that_take_rows_in_part_are_refused_and_whole_ones_are_taken() -> None:
