@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import torch
 from rich.console import Console
@@ -139,7 +139,7 @@ def make_private(
     _refuse_missing(model=model, optimizer=optimizer, loader=loader, criterion=criterion)
     assert model is not None  # as _refuse_missing has seen
     assert criterion is not None
-    _refuse_wrapped(model, optimizer, loader, criterion)
+    _refuse_wrapped(model=model, optimizer=optimizer, loader=loader, criterion=criterion)
     given, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
     data = given_data(given, "loader")
     require_one_process("make_private")
@@ -325,25 +325,22 @@ def _refuse_missing(**given: object) -> None:
         )
 
 
-def _refuse_wrapped(model: object, optimizer: object, loader: object, criterion: object) -> None:
+_WRAPPED: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "model": ((PrivateModel, PrivateTraining), "the plain module inside, private.model.module"),
+    "optimizer": (PrivateOptimizer, "a new torch.optim optimizer over private.model.module.parameters()"),
+    "loader": (PrivateLoader, "the DataLoader it was made from, or a new one"),
+    "criterion": (PrivateCriterion, "the criterion it was made from, such as nn.CrossEntropyLoss()"),
+}
+
+
+def _refuse_wrapped(**given: object) -> None:
     """What make_private has given belongs to its run."""
-    again = "a run is charged for by itself"
-    if isinstance(model, PrivateTraining):
-        _refuse_again("model", f"expected a plain module, private.model.module; {again}")
-    if isinstance(model, PrivateModel):
-        _refuse_again("model", f"expected the plain module inside, private.model.module; {again}")
-    if isinstance(optimizer, PrivateOptimizer):
-        _refuse_again(
-            "optimizer", "expected a new torch.optim optimizer over private.model.module.parameters()"
-        )
-    if isinstance(loader, PrivateLoader):
-        _refuse_again("loader", f"expected the DataLoader it was made from, or a new one; {again}")
-    if isinstance(criterion, PrivateCriterion):
-        _refuse_again("criterion", "expected the criterion it was made from, such as nn.CrossEntropyLoss()")
-
-
-def _refuse_again(name: str, expected: str) -> NoReturn:
-    raise SparseDPError(f"{name}: got what make_private gave back for another run, {expected}")
+    for name, (kinds, expected) in _WRAPPED.items():
+        if isinstance(given[name], kinds):
+            raise SparseDPError(
+                f"{name}: got what make_private gave back for another run, which is charged for by itself; expected "
+                f"{expected}"
+            )
 
 
 def _checked_optimizer(given: object) -> Optimizer:

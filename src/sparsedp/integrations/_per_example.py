@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from sparsedp.batch import Batch, LossFunction, example_count, slice_batch
 from sparsedp.errors import SparseDPError
+from sparsedp.evaluation import evaluation_mode
 from sparsedp.grad_sample.isolation import MADE_UP, made_up
 from sparsedp.loading import rows_in_order
 from sparsedp.randomness import PublicRandomness, fork_generators
@@ -37,14 +38,11 @@ def check_mean(
     """
     with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         rows = next(rows_in_order(loader.dataset, 1, 1, loader.collate_fn))
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for kind in MADE_UP:
             made = made_up(rows, 3, kind)
             try:
-                with torch.no_grad():
-                    whole, alone = loss_of_batch(model, made), one_by_one(loss_of_batch)(model, made)
+                whole, alone = loss_of_batch(model, made), one_by_one(loss_of_batch)(model, made)
             except Exception:  # not every model takes all made-up examples
                 continue
             if not torch.allclose(whole.reshape(()), alone.mean(), rtol=1e-3, atol=1e-5, equal_nan=True):
@@ -54,6 +52,3 @@ def check_mean(
                     "mean over examples that do not see each other: no in-batch negatives, no batch statistics"
                 )
             return
-    finally:
-        for part, mode in modes.items():
-            part.training = mode

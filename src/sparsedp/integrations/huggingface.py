@@ -22,6 +22,7 @@ from transformers.trainer_utils import TrainOutput
 
 from sparsedp.batch import Batch, PerExampleLoss
 from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.evaluation import evaluation_mode
 from sparsedp.integrations._per_example import check_mean, one_by_one
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
@@ -260,10 +261,8 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         control.should_log = control.should_evaluate = control.should_save = False
 
     def _evaluate_in_its_mode(self, ignored: list[str] | None) -> None:
-        modes = {module: module.training for module in self.model.modules()}
-        self.evaluate(ignore_keys=ignored)
-        for module, mode in modes.items():
-            module.training = mode
+        with evaluation_mode(self.model):
+            self.evaluate(ignore_keys=ignored)
 
     def _save_model_of_step(self) -> None:
         """`checkpoint-STEP` in the output directory: the model and the trainer's state; old ones go as asked."""
