@@ -88,9 +88,8 @@ class AutomaticClip:
 class LayerClip:
     """Scale the part of a contribution that lies in each group of parameters down to that group's norm.
 
-    Formal guarantees: Each group moves by at most its own norm when one unit comes or goes, so the sum moves
-    by at most the
-    root of their squares.
+    Formal guarantees: Each group moves by at most its own norm when one unit comes or goes, so the sum moves by at
+    most the root of their squares.
     Edge cases: A part whose norm is not finite gets factor 0; the contribution's other parts stay.
 
     Attributes:

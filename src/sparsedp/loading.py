@@ -112,7 +112,7 @@ class DataConfig:
     Attributes:
         unit_ids: the unit each row belongs to; without it each row is one.
         rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
-        max_physical_batch: most rows loaded at once; changes nothing but memory.
+        max_physical_batch: most rows loaded at once; changes no distribution, but with dropout a seeded run's bits.
         num_workers: loading processes. What a random augmentation draws for a row is the same with any number.
         collate_fn: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone:
             pad to one fixed length, never to the longest of the batch.

@@ -576,7 +576,6 @@ ATTENTION = {
     "learned-queries": written((3, 4), cross_attention, queries=bare(2, 4), attention=multihead()),
     "own-attention": written((3, 4), own_attention, qkv=linear(4, 12)),
     "encoder-layer": Case(lambda: encoder_layer(batch_first=True), (3, 4)),
-    "encoder-layer-eval": Case(lambda: encoder_layer(batch_first=True).eval(), (3, 4)),
     "encoder-layer-norm-first": Case(lambda: encoder_layer(batch_first=True, norm_first=True), (3, 4)),
     "encoder-sequence-first": written(
         (3, 4), lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=encoder_layer
@@ -602,13 +601,6 @@ ATTENTION = {
         norm=lambda: nn.LayerNorm(4),
         head=linear(4, 2),
     ),
-    "tied-by-hand": written(
-        (5,),
-        lambda m, x: F.linear(m.body(m.table(x)).tanh(), m.table.weight),
-        tokens=6,
-        table=lambda: nn.Embedding(6, 4),
-        body=linear(4, 4),
-    ),
     "gpt2-linear": Case(lambda: nn.Sequential(Conv1D(5, 4), nn.GELU(), Conv1D(3, 5)), (3, 4)),
 }
 
@@ -616,10 +608,8 @@ RECURRENT = {
     "lstm-deep-both-ways": Case(
         recurrent(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True), (3, 3)
     ),
-    "lstm-sequence-first": Case(recurrent(nn.LSTM, "state"), (3, 3)),
     "lstm-projected": Case(recurrent(nn.LSTM, proj_size=2, batch_first=True), (3, 3)),
     "gru-deep": Case(recurrent(nn.GRU, num_layers=2, batch_first=True), (3, 3)),
-    "gru-no-bias": Case(recurrent(nn.GRU, "state", bias=False, batch_first=True), (3, 3)),
     "rnn-relu-both-ways": Case(
         recurrent(nn.RNN, nonlinearity="relu", bidirectional=True, batch_first=True), (3, 3)
     ),
@@ -627,13 +617,6 @@ RECURRENT = {
         (3, 3), learned_start, start=bare(2, 4), cell=lambda: nn.GRU(3, 4, num_layers=2, batch_first=True)
     ),
     "packed-lstm-states": Case(packed(nn.LSTM, "state", num_layers=2, bidirectional=True), (3, 3)),
-    "packed-gru-deep-both-ways": Case(
-        packed(nn.GRU, num_layers=2, bidirectional=True, batch_first=True), (3, 3)
-    ),
-    "packed-rnn-both-ways": Case(packed(nn.RNN, bidirectional=True, batch_first=True), (3, 3)),
-    "packed-rnn-relu-deep": Case(
-        packed(nn.RNN, "state", nonlinearity="relu", num_layers=2, batch_first=True), (3, 3)
-    ),
     "packed-tokens": written(
         (4,),
         mean_of_packed,
@@ -660,9 +643,7 @@ OTHER_LAYERS = {
     ),
     "frozen-batch-norm-1d": Case(lambda: frozen_batch_norm(nn.BatchNorm1d, 3), (3,)),
     "frozen-batch-norm-2d": Case(lambda: frozen_batch_norm(nn.BatchNorm2d, 3), (3, 2, 4)),
-    "frozen-batch-norm-3d": Case(lambda: frozen_batch_norm(nn.BatchNorm3d, 2), (2, 2, 2, 3)),
     "channel-norm": Case(lambda: LayerNorm2d(3), (3, 2, 4)),
-    "weight-norm-conv": Case(lambda: parametrizations.weight_norm(nn.Conv2d(2, 3, 2)), (2, 3, 3)),
     "orthogonal": Case(lambda: parametrizations.orthogonal(nn.Linear(3, 3)), (3,)),
     "spectral-norm": Case(lambda: parametrizations.spectral_norm(nn.Linear(4, 3)).eval(), (4,)),
     "standardised-weights": written(

@@ -23,7 +23,14 @@ from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
-from sparsedp.grad_sample.isolation import fork_draws, isolated_losses, made_up, on_made_up, why_not_isolated
+from sparsedp.grad_sample.isolation import (
+    fork_draws,
+    isolated_losses,
+    made_up,
+    modes_of,
+    on_made_up,
+    why_not_isolated,
+)
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine
@@ -51,15 +58,17 @@ logger = logging.getLogger("sparsedp")
 class _Kind:
     """What the cost of an example depends on, besides the support."""
 
+    modes: tuple[bool, ...]
     shapes: tuple[torch.Size, ...]
     keeps_largest: bool
     by_unit: bool
     as_it_is: bool
 
     @classmethod
-    def of(cls, batch: MicroBatch, query: ClippedSumQuery) -> _Kind:
+    def of(cls, model: nn.Module, batch: MicroBatch, query: ClippedSumQuery) -> _Kind:
         """That of a batch."""
         return cls(
+            modes_of(model),
             tuple(leaf.shape[1:] for leaf in tensors_of(batch.rows)),
             query.kept_per_unit < query.support.size,
             batch.units is not None,
@@ -201,7 +210,7 @@ class BookKeepingEngine:
         self, batch: MicroBatch, prepared: _Prepared, query: ClippedSumQuery
     ) -> _Surveyed | None:
         """What is known of a batch's kind of examples; None where the reference engine answers for them."""
-        kind = _Kind.of(batch, query)
+        kind = _Kind.of(self._model, batch, query)
         if not self._falls_back and kind not in prepared.surveyed:
             try:
                 prepared.surveyed[kind] = self._survey(batch.rows, kind, prepared, query)
@@ -224,7 +233,7 @@ class BookKeepingEngine:
         """
         device = next(iter(prepared.parameters.values())).device
         rows = to_device(rows, device)
-        known = (kind.shapes, *sorted(prepared.leaves.values()))
+        known = (kind.modes, kind.shapes, *sorted(prepared.leaves.values()))
         is_new = (
             known not in self._known
         )  # asked for here: it costs d, and a support may be new in every step

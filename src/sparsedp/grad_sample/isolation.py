@@ -135,6 +135,11 @@ class _OperatorNames(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def modes_of(model: nn.Module) -> tuple[bool, ...]:
+    """Which modules are in training mode: what is known of a model is known of it in these modes."""
+    return tuple(module.training for module in model.modules())
+
+
 def _looks_below(model: nn.Module, loss: LossFunction, single: Batch, device: torch.device) -> str | None:
     """What of a model would be given or would draw for all examples at once, below the vectorised level, or None.
 

@@ -49,9 +49,8 @@ class ClippedSumQuery:
 class ClippedSumEngine(Protocol):
     """Computes the clipped sum; the only code that touches un-noised gradients.
 
-    Formal guarantees: The result is private: one unit moves it by at most the clip's sensitivity. Only the
-    mechanism may
-    ask for it.
+    Formal guarantees: The result is private: one unit moves it by at most the clip's sensitivity. Only the mechanism
+    may ask for it.
     """
 
     @property

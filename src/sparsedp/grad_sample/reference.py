@@ -17,7 +17,13 @@ from sparsedp.batch import (
     validate_losses,
 )
 from sparsedp.clipping import LayerClip
-from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated_losses, why_not_isolated
+from sparsedp.grad_sample.isolation import (
+    fixed_draws,
+    fork_draws,
+    isolated_losses,
+    modes_of,
+    why_not_isolated,
+)
 from sparsedp.grad_sample.query import ClippedSumQuery, group_of_coordinates, mean_per_unit, sum_clipped_rows
 from sparsedp.parameters import ParameterLayout, widest_dtype
 
@@ -32,7 +38,7 @@ class ReferenceEngine:
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         self._model, self._loss = model, loss
         self._layout = ParameterLayout.of(model)
-        self._in_turn: bool | None = None
+        self._in_turn: dict[tuple[bool, ...], bool] = {}
 
     @property
     def layout(self) -> ParameterLayout:
@@ -59,10 +65,10 @@ class ReferenceEngine:
 
     def gradients(self, rows: Batch) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""
-        if self._in_turn is None:
-            self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
+        if (modes := modes_of(self._model)) not in self._in_turn:
+            self._in_turn[modes] = why_not_isolated(self._model, self._loss, rows) is not None
         with torch.enable_grad():
-            return self._one_by_one(rows) if self._in_turn else self._all_at_once(rows)
+            return self._one_by_one(rows) if self._in_turn[modes] else self._all_at_once(rows)
 
     def _all_at_once(self, rows: Batch) -> Tensor:
         count = example_count(rows)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import Batch, LossFunction, MicroBatch, example_count, slice_batch, to_device
 from sparsedp.errors import DataError, ModelError
-from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated, why_not_isolated
+from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated, modes_of, why_not_isolated
 
 Table = nn.Embedding | nn.EmbeddingBag
 Pairs = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ class EmbeddingRowCounter:
 
     def __init__(self, model: nn.Module, loss: LossFunction, tables: Sequence[str]) -> None:
         self._model, self._loss = model, loss
-        self._in_turn: bool | None = None
+        self._in_turn: dict[tuple[bool, ...], bool] = {}
         weights = dict(model.named_parameters(remove_duplicate=False))
         self._firsts: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -91,11 +91,11 @@ class EmbeddingRowCounter:
 
     def _looked_up(self, rows: Batch, seed: bytes | None) -> _LookUps:
         rows = to_device(rows, self._device)
-        if self._in_turn is None:
-            self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
+        if (modes := modes_of(self._model)) not in self._in_turn:
+            self._in_turn[modes] = why_not_isolated(self._model, self._loss, rows) is not None
         try:
             with fork_draws(seed, self._device), torch.no_grad():
-                if not self._in_turn:
+                if not self._in_turn[modes]:
                     return self._all_at_once(rows)
                 return [
                     (layer, i, asked.unsqueeze(0))

@@ -28,10 +28,12 @@ from sparsedp.grad_sample.isolation import (
     isolated_losses,
     losses_at,
     made_up,
+    modes_of,
     on_made_up,
     slow_operators,
     why_not_isolated,
 )
+from sparsedp.grad_sample.trace import Graph
 from sparsedp.parameters import ParameterLayout
 from sparsedp.randomness import PublicRandomness, fork_generators
 
@@ -82,7 +84,7 @@ class ModelValidation:
             ModelError: as `validate_model`.
             SparseDPError: the loss is not one number per example.
         """
-        modes = tuple(module.training for module in self._model.modules())
+        modes = modes_of(self._model)
         if modes != self._modes:
             for note in validate_model(self._model, self._loss, self._rows):
                 if note not in self._said:
@@ -209,9 +211,7 @@ def _refuse_writes_and_functions(
                 "remembers of the data is released without noise. Freeze it (for example "
                 f"track_running_stats=False), or {REMEDY}"
             )
-    if not losses.requires_grad:
-        return
-    for node in _nodes(losses):
+    for node in Graph.of(losses).nodes:
         if isinstance(node, BackwardCFunction):
             raise ModelError(
                 f"the model's graph holds a backward of its own, {node.name()}: a torch.autograd.Function would be "
@@ -245,18 +245,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
-
-
-def _nodes(losses: Tensor) -> Iterator[Node]:
-    assert losses.grad_fn is not None
-    seen, waiting = {losses.grad_fn}, [losses.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                waiting.append(after)
 
 
 def _has_hook(node: Node) -> bool:
@@ -402,11 +390,11 @@ def _differ(a: Tensor, b: Tensor, allowed: float) -> bool:
 
 @contextmanager
 def _modes_put_back(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
+    modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        for module, training in modes.items():
+        for module, training in modes:
             module.training = training
 
 
