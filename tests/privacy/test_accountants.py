@@ -153,8 +153,7 @@ def test_pld_agrees_with_the_accountant_of_the_library(spends):
 
 
 @pytest.mark.parametrize(
-    ("rate", "noise"),
-    [(0.1, 1.0), (0.01, 0.5), (1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3), (0.5, 0.1)],
+    ("rate", "noise"), [(0.1, 1.0), (0.01, 0.5), (1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3), (0.5, 0.1)]
 )
 def test_divergences_of_one_step_are_exact_also_where_doubles_cancel_or_overflow(rate, noise):
     with mpmath.workdps(400):

@@ -29,10 +29,7 @@ CENTRE = torch.tensor([0.1, -0.2, 0.0, 3.0])
 
 
 def channel_sum(
-    inputs: Tensor,
-    units: Tensor | None = None,
-    centre: Tensor | None = None,
-    columns: Tensor | None = None,
+    inputs: Tensor, units: Tensor | None = None, centre: Tensor | None = None, columns: Tensor | None = None
 ) -> Tensor:
     batch = MicroBatch((inputs, torch.zeros(len(inputs))), units)
     return sum(ChannelStatisticsSum([batch], 4, FlatClip(CLIP), centre, columns).partial_sums(CLIP))
