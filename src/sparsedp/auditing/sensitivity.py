@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,8 @@ from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase
 from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, RowCountSum
 from sparsedp.randomness import (
-    PrivateRandomness,
     PublicRandomness,
     SeededRandomness,
-    StepKey,
     fork_generators,
 )
 from sparsedp.sampling import LogicalBatch, PoissonSampler
