@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 
 from sparsedp import DataError, PrivacyWarning
 from sparsedp.sklearn import PublicEncoder, SparseDPClassifier
-from sparsedp.sklearn.preprocessing import CODE_SYSTEMS
+from sparsedp.sklearn.columns import CODE_SYSTEMS
 
 RULES = {
     "age": ("number", 0, 120),
@@ -40,17 +40,8 @@ TABLE = pd.DataFrame(
 )
 ICD10 = [f"main={chapter}" for chapter in CODE_SYSTEMS["icd10"]] + ["main=missing", "main=other"]
 NAMES = [
-    "age",
-    "change",
-    "visits",
-    "sex=F",
-    "sex=M",
-    "sex=missing",
-    "sex=other",
-    "seen",
-    "age=missing",
-    "seen=missing",
-]
+    "age", "change", "visits", "sex=F", "sex=M", "sex=missing", "sex=other", "seen", "age=missing", "seen=missing",
+]  # fmt: skip
 EXPECTED = np.array(
     [
         [0.0, -1.0, 0.0, 0, 1, 0, 0, 0, 0, 0],
@@ -130,6 +121,7 @@ def test_knots_are_shares_of_the_two_nearest_and_add_up_to_one():
         ("icd10", ["I21", "D49", "D50.1", "Y99", "x"], ["I00-I99", "C00-D49", "D50-D89", "V00-Y99", "other"]),
         ("atc", ["N02BE01", "c10", "9"], ["N", "C", "other"]),
         (["25", "250", "I1"], ["250.1", "251", "i10", "2"], ["250", "25", "I1", "other"]),
+        (["C-1", "C-12"], ["c-12/3", "C-1", "C1"], ["C-12", "C-1", "other"]),
     ],
 )  # fmt: skip
 def test_a_code_goes_to_its_chapter_or_its_longest_prefix(system, codes, groups):
@@ -176,6 +168,12 @@ def test_the_order_of_the_rules_holds_without_a_fit():
         ("Int64", [1, 2, None], ("number", 0, 4), [[-0.5, 0], [0, 0], [0, 1]]),
         ("string", ["x", None, "y"], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
         ("boolean", [True, None, False], ("number", 0, 1), [[1, 0], [0, 1], [-1, 0]]),
+        (
+            "datetime64[us, Europe/Berlin]",
+            ["2020-01-06 01:00", None],
+            ("number", "2020-01-01", "2020-01-11"),
+            [[0, 0], [0, 1]],
+        ),
         ("boolean", [True, None, False], ("category", [True]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
         (object, ["x", pd.NA, math.nan], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 1, 0]]),
         (object, ["3", " 1 ", "?"], ("number", 1, 3), [[1, 0], [-1, 0], [0, 1]]),
@@ -196,12 +194,17 @@ def test_missing_is_a_level_of_its_own_in_every_kind_of_column(kind, values, rul
         ([1.0, 2.0, 9.5], ["1", "2"]),
         ([True, False, "no"], ["True", "False"]),
         ([1, 2, "x"], [1.0, 2.0]),
+        ([1, True, 3], [1, "True"]),
+        ([True, 1, 3], ["True", 1]),
     ],
 )
 def test_a_level_is_what_reads_the_same(values, levels):
     encoder = PublicEncoder({"a": ("category", levels)})
     frame = pd.DataFrame({"a": pd.Series(values, dtype=object)})
-    assert encoder.fit_transform(frame).tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
+    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
+    assert encoder.fit_transform(frame).tolist() == expected
+    by_number = PublicEncoder({0: ("category", levels)})
+    assert by_number.fit_transform([[value] for value in values]).tolist() == expected, "each row by itself"
 
 
 def test_an_example_is_encoded_the_same_alone():
@@ -241,14 +244,10 @@ def test_a_description_that_does_not_fit_is_told(rules, told):
     assert "'X'" not in "".join(traceback.format_exception(refusal.value)), "no value is shown"
 
 
-def a_table(rows: int = 400) -> tuple[pd.DataFrame, np.ndarray]:
-    rng = np.random.default_rng(0)
-    visits, sex = rng.poisson(3, rows), rng.choice(["F", "M"], rows)
-    return pd.DataFrame({"visits": visits, "sex": sex}), (visits + (sex == "F") > 3).astype(int)
-
-
 def test_a_pipeline_over_a_frame_trains_without_a_warning():
-    X, y = a_table()
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"visits": rng.poisson(3, 400), "sex": rng.choice(["F", "M"], 400)})
+    y = (X["visits"] + (X["sex"] == "F") > 3).astype(int)
     encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
     model = make_pipeline(encoder, SparseDPClassifier(epsilon=8.0, classes=[0, 1], lr=3.0, random_state=0))
     with warnings.catch_warnings():

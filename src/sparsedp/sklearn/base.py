@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import math
-import numbers
-import sys
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, MappingProxyType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator
-from sklearn.compose import ColumnTransformer
-from sklearn.frozen import FrozenEstimator
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import (
-    KBinsDiscretizer,
-    MaxAbsScaler,
-    MinMaxScaler,
-    OneHotEncoder,
-    OrdinalEncoder,
-    PowerTransformer,
-    QuantileTransformer,
-    RobustScaler,
-    StandardScaler,
-    normalize,
-)
-from sklearn.utils import Tags, get_tags
+from sklearn.preprocessing import normalize
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from sparsedp._validate import positive_epsilon
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
@@ -48,9 +32,9 @@ from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.record import RunMetadata
+from sparsedp.sklearn.columns import Column, Floats, Matrix, Rule
 from sparsedp.sklearn.data import (
     TableDataset,
-    check_pair,
     coordinate_count,
     encode_units,
     named_after,
@@ -60,17 +44,20 @@ from sparsedp.sklearn.data import (
     widths_of,
 )
 from sparsedp.sklearn.preprocessing import (
-    Column,
-    Matrix,
     PublicEncoder,
     checked_bounds,
     refuse_what_is_no_number,
     scale_to_bounds,
+    what_is_no_number,
 )
+from sparsedp.sklearn.surroundings import INSTEAD, check_callers, in_a_pipeline_behind_a_step, warn
 from sparsedp.training.fit import fit
 from sparsedp.training.planning import changed_method
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from sparsedp.methods import Method
+    from sparsedp.methods.phases import ClipNorm
+    from sparsedp.sklearn.budget import PrivacyBudget
 
 AUTO, LINEAR, ADDITIVE = "auto", "linear", "additive"
 _AT_ONCE = 4096
@@ -83,15 +70,35 @@ _NAMES = MappingProxyType({LINEAR: "", ADDITIVE: "additive "})
 _WIDE = 1e5
 """Bounds this far apart leave most values of a skewed column at one end."""
 
-INSTEAD = (
-    'Describe the columns by public knowledge, columns={name: ("number", low, high), ...} in the estimator or in '
-    "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size "
-    "privately"
-)
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
-    """The fit, the surroundings and the logits of a private estimator; not for use by itself."""
+    """The settings, the fit and the logits of a private estimator, as `SparseDPClassifier` explains them."""
+
+    epsilon: float | None = 3.0
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    columns: Mapping[Any, Rule] | None = None
+    bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None
+    unit: str | None = None
+    rows_per_unit: int = 1
+    unit_norm: bool = False
+    private_scale: PrivateNormalisation | Sequence[Any] | None = None
+    model: str = LINEAR
+    hidden_layer_sizes: int | Sequence[int] = ()
+    budget: PrivacyBudget | None = None
+    method: str | Method = AUTO
+    epochs: int = 20
+    batch_size: int | None = None
+    lr: float | None = None
+    max_grad_norm: ClipNorm = 1.0
+    active_ratio: float | None = None
+    accountant: str = "pld"
+    random_state: int | np.random.RandomState | None = None
+    name: str | None = None
+    run_dir: str | Path | None = None
+    resume: bool = False
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any, *, groups: Any = None, eval_set: Any = None) -> Self:
         """Train on (X, y).
@@ -111,9 +118,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             DataError: columns, labels, groups or bounds do not fit.
         """
         self._check_budget()
-        _check_callers(self)
+        check_callers(self)
         if eval_set is not None:
-            check_pair(eval_set)
+            if not isinstance(eval_set, (tuple, list)) or len(eval_set) != 2:
+                raise DataError(f"eval_set: got {type(eval_set).__name__}, expected one pair (X, y)")
             refuse_training_arrays((X, y), eval_set, names=("eval_set", "the training data"))
         with _as_it_was_if_it_fails(self):
             features, groups = self._features_to_fit(X, groups)
@@ -149,22 +157,19 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         Args:
             path: the HTML file to write.
         """
-        from sparsedp.sklearn.guarantee import write_guarantee
+        from sparsedp.report import write_guarantee
 
         check_is_fitted(self)
-        return write_guarantee(self, Path(path))
+        return write_guarantee(self, path)
 
     def _check_budget(self) -> None:
-        noise = self.noise_multiplier
-        if noise is not None and self.epsilon is not None:
+        if self.noise_multiplier is None:
+            positive_epsilon(self.epsilon)
+        elif self.epsilon is not None:
             raise PrivacyError(
-                f"got epsilon={self.epsilon!r} and noise_multiplier={noise!r}, expected one of them; with a "
-                "noise_multiplier give epsilon=None"
+                f"got epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r}, expected one of them; "
+                "with a noise_multiplier give epsilon=None"
             )
-        name, value = ("epsilon", self.epsilon) if noise is None else ("noise_multiplier", noise)
-        told = not isinstance(value, bool) and isinstance(value, numbers.Real)
-        if not told or not math.isfinite(value) or value <= 0:
-            raise PrivacyError(f"{name}: got {value!r}, expected a finite number > 0")
         if isinstance(self.method, str) and self.method != AUTO:
             get_method(self.method)
 
@@ -199,6 +204,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """The features, scaled as the model eats them, and y; every example by itself."""
         if self.columns is None:
             refuse_what_is_no_number(X)
+        what = what_is_no_number(np.asarray(y)) if self._y_check and np.ndim(y) == 1 else None
+        if what is not None and what.startswith(("text", "dates")):  # scikit-learn's message would show one
+            raise DataError(f"y holds {what}, expected numbers within target_bounds; leave such rows out")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32), **self._y_check)
         if self.columns is not None:
             self.n_features_in_ = self.encoder_.n_features_in_
@@ -208,7 +216,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 self.feature_names_in_ = names
         return self._scaled(X), y
 
-    _y_check: Mapping[str, Any] = MappingProxyType({})
+    _y_check: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def _features(self, X: Any) -> Matrix:
         """The features of further examples."""
@@ -293,8 +301,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
         if self.active_ratio is not None or self.method == AUTO or not isinstance(self.method, str):
-            given: float | None = self.active_ratio
-            return given
+            return self.active_ratio
         own = get_method(self.method)
         fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
         small = own.ranking is not None and own.active_ratio is not None and own.active_ratio < fewest
@@ -303,8 +310,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _unit_name(self) -> str | None:
         if self.unit is None and self.columns is not None and self.encoder_.unit_column is not None:
             return named_after(str(self.encoder_.unit_column))
-        given: str | None = self.unit
-        return given
+        return self.unit
 
     def _encoded_names(self) -> npt.NDArray[Any] | None:
         """The names of the model's features."""
@@ -312,11 +318,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return found if self.columns is None else self.encoder_.get_feature_names_out()
 
     def _private_normalisation(self) -> PrivateNormalisation | None:
-        """What `private_scale` asks for: features by name or number are scaled around zero.
-
-        Raises:
-            DataError: a feature that there is not, by name.
-        """
+        """What `private_scale` asks for: features by name or number are scaled around zero."""
         choice = self.private_scale
         if choice is None or isinstance(choice, PrivateNormalisation):
             return choice
@@ -405,7 +407,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             )
         described = self.columns is not None or self.bounds is not None
         if not (
-            described or self.unit_norm or self.private_scale is not None or _in_a_pipeline_behind_a_step()
+            described or self.unit_norm or self.private_scale is not None or in_a_pipeline_behind_a_step()
         ):
             warn(
                 f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
@@ -454,150 +456,3 @@ def _as_it_was_if_it_fails(estimator: BaseEstimator) -> Iterator[None]:
         vars(estimator).clear()
         vars(estimator).update(before)
         raise
-
-
-_EXACT_STATISTICS: Mapping[type, str] = MappingProxyType(
-    {
-        StandardScaler: "means and deviations",
-        MinMaxScaler: "smallest and largest values",
-        MaxAbsScaler: "largest magnitudes",
-        RobustScaler: "medians and quartiles",
-        QuantileTransformer: "quantiles",
-        PowerTransformer: "fitted exponents, means and deviations",
-        KBinsDiscretizer: "bin edges",
-    }
-)
-
-_REPEATED_FITS: Mapping[str, str] = MappingProxyType(
-    {
-        "sklearn.model_selection": "a search or cross-validation",
-        "sklearn.calibration": "a calibration",
-        "sklearn.ensemble": "an ensemble",
-        "sklearn.multiclass": "a one-against-rest scheme",
-        "sklearn.multioutput": "a scheme with a fit for each output",
-        "sklearn.semi_supervised": "a semi-supervised scheme",
-        "sklearn.feature_selection": "a feature selection",
-    }
-)
-
-_FIXED: Mapping[type, Callable[[Any], bool]] = MappingProxyType(
-    {
-        OneHotEncoder: lambda step: (
-            not isinstance(step.categories, str)
-            and step.min_frequency is None
-            and step.max_categories is None
-        ),
-        OrdinalEncoder: lambda step: (
-            not isinstance(step.categories, str)
-            and step.min_frequency is None
-            and step.max_categories is None
-        ),
-        SimpleImputer: lambda step: step.strategy == "constant" and step.keep_empty_features,
-        FrozenEstimator: lambda step: True,
-    }
-)
-"""Transformers that have to be fitted and yet learn nothing from the training data, if set so."""
-
-_PARTS: Mapping[type, Callable[[Any], list[Any]]] = MappingProxyType(
-    {
-        Pipeline: lambda step: [part for _, part in step.steps],
-        FeatureUnion: lambda step: [part for _, part in step.transformer_list],
-        ColumnTransformer: lambda step: [*(part for _, part, _ in step.transformers), step.remainder],
-    }
-)
-
-
-def _check_callers(estimator: Any) -> None:
-    """Refuse learned scaling in a pipeline around this fit; warn of other learned steps and of repeated fits.
-
-    An estimator is told nothing of the pipeline or the search that fits it, so this reads the call stack: the one
-    place that says so in every backend of joblib. What happens outside the call, such as a scaler fitted by hand the
-    line before, it cannot see.
-
-    Raises:
-        PrivacyError: a pipeline scales by exact statistics, or a search would draw from a `PrivacyBudget`.
-    """
-    modules: list[str] = []
-    for frame in _callers():
-        module = str(frame.f_globals.get("__name__", ""))
-        modules.append(module)
-        if module == "sklearn.pipeline" and isinstance(frame.f_locals.get("self"), Pipeline):
-            for _, step in frame.f_locals["self"].steps[:-1]:
-                _check_step(step)
-    for package, what in _REPEATED_FITS.items():
-        if not any(module == package or module.startswith(f"{package}.") for module in modules):
-            continue
-        if estimator.budget is not None:
-            raise PrivacyError(
-                f"budget: {what} ({package}) fits clones of this estimator, and what it chooses by (the scores of "
-                "folds) is computed from the data without noise, which no budget covers. Tune on public or synthetic "
-                "data; or fit each candidate once, with a share of the budget, on one part of the units and compare "
-                "them on another part, whose accuracy is then outside the guarantee"
-            )
-        warn(
-            f"{type(estimator).__name__} is being fitted by {what} ({package}). Each fit on the same data spends its "
-            "epsilon again: n fits cost up to n times epsilon together, and a choice made by looking at them is "
-            "part of the cost. epsilon_ counts one fit. Tune on public or synthetic data, or plan for the sum",
-            PrivacyWarning,
-        )
-
-
-def _in_a_pipeline_behind_a_step() -> bool:
-    """Whether a pipeline around this fit transforms the features first."""
-    return any(
-        isinstance(frame.f_locals.get("self"), Pipeline) and len(frame.f_locals["self"].steps) > 1
-        for frame in _callers()
-        if frame.f_globals.get("__name__") == "sklearn.pipeline"
-    )
-
-
-def _callers() -> Iterator[FrameType]:
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back  # type: ignore[assignment]
-
-
-def _check_step(step: Any) -> None:
-    for learned in _learned_steps(step):
-        name = type(learned).__name__
-        statistics = next(
-            (what for kind, what in _EXACT_STATISTICS.items() if isinstance(learned, kind)), None
-        )
-        if statistics is not None:
-            raise PrivacyError(
-                f"the pipeline scales with {name}, which computes {statistics} exactly from the training data; they "
-                f"are released with the pipeline, without any noise, and epsilon does not cover them. {INSTEAD}. One "
-                f"fitted on public data may stay, as FrozenEstimator({name}().fit(public))"
-            )
-        warn(
-            f"the pipeline step {name} is fitted on the training data before the estimator sees it; what it "
-            "learns is not private, and epsilon does not cover it. Use steps with fixed rules, or fit it on public "
-            "data and wrap it in sklearn.frozen.FrozenEstimator",
-            PrivacyWarning,
-        )
-
-
-def _learned_steps(step: Any) -> Iterator[Any]:
-    """The transformers in a step that learn from the training data."""
-    if step is None or isinstance(step, str):
-        return
-    for container, parts in _PARTS.items():
-        if isinstance(step, container):
-            for part in parts(step):
-                yield from _learned_steps(part)
-            return
-    if any(isinstance(step, kind) and fixed(step) for kind, fixed in _FIXED.items()):
-        return
-    if not isinstance(step, BaseEstimator) or get_tags(step).requires_fit:
-        yield step
-
-
-def warn(message: str, kind: type[Warning] = UserWarning) -> None:
-    """Warn where the estimator was called."""
-    depth = 1
-    for frame in _callers():
-        if not str(frame.f_globals.get("__name__", "")).startswith("sparsedp."):
-            break
-        depth += 1
-    warnings.warn(message, kind, stacklevel=depth)

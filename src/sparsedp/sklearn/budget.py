@@ -87,7 +87,7 @@ class PrivacyBudget:
         )
         return (
             f"{self.left:.1%} left of epsilon={self.epsilon:g} at delta={self.delta:g} ({self.composition}) after "
-            f"{len(drawn)} fits{again}"
+            f"{len(drawn)} fit{'' if len(drawn) == 1 else 's'}{again}"
         )
 
     def draw(self, plan: Plan, what: str = "fit", run: Path | None = None, *, paid: bool = False) -> None:

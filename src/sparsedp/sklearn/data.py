@@ -29,11 +29,7 @@ _NAMES_SOMEBODY = re.compile(
 
 @final
 class TableDataset(Dataset[tuple[Tensor, Tensor]]):
-    """The rows (x, y) of a table in single precision; a sparse matrix is filled batch by batch.
-
-    Raises:
-        ValueError: a value does not fit into single precision.
-    """
+    """The rows (x, y) of a table in single precision; a sparse matrix is filled batch by batch."""
 
     def __init__(self, X: Any, y: Tensor) -> None:
         with np.errstate(over="ignore"):
@@ -105,17 +101,6 @@ def coordinate_count(model: nn.Module) -> int:
     return sum(math.prod(p.shape) for p in model.parameters() if p.requires_grad)
 
 
-def check_pair(eval_set: Any) -> None:
-    """Refuse held-out data that is not (X, y).
-
-    Raises:
-        DataError: it is something else.
-    """
-    if not isinstance(eval_set, (tuple, list)) or len(eval_set) != 2:
-        size = f" of {len(eval_set)}" if isinstance(eval_set, (tuple, list)) else ""
-        raise DataError(f"eval_set: got {type(eval_set).__name__}{size}, expected one pair (X, y)")
-
-
 def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any], torch.Tensor]:
     """The sorted classes, and the place of each label among them.
 
@@ -143,11 +128,7 @@ def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any],
 
 
 def encode_units(units: Any, rows: int) -> torch.Tensor | None:
-    """Ids of any one type as whole numbers; None stays None.
-
-    Raises:
-        DataError: not one id for each row, or a missing one.
-    """
+    """Ids of any one type as whole numbers; None stays None."""
     if units is None:
         return None
     ids = column_or_1d(units)
@@ -182,11 +163,7 @@ def class_weights(choice: Any, classes: npt.NDArray[Any]) -> torch.Tensor | None
 
 
 def widths_of(hidden: Any) -> tuple[int, ...]:
-    """The widths of the hidden layers: one number, several, or none for a linear model.
-
-    Raises:
-        SparseDPError: they are not whole numbers > 0.
-    """
+    """The widths of the hidden layers: one number, several, or none for a linear model."""
     given = hidden.tolist() if isinstance(hidden, np.ndarray) else hidden
     widths = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(width, (int, np.integer)) and width > 0 for width in widths):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +17,14 @@ from torch import nn
 
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.optimizers.factory import SQUARED, table_rate
-from sparsedp.sklearn.base import AUTO, LINEAR, Floats, PrivateEstimator, warn
+from sparsedp.privacy.plan import Plan
+from sparsedp.sklearn.base import PrivateEstimator
+from sparsedp.sklearn.columns import Floats
 from sparsedp.sklearn.data import TableDataset, class_weights, encode_labels
-from sparsedp.sklearn.preprocessing import Rule
-
-if TYPE_CHECKING:
-    import os
-
-    from sparsedp.methods import Method
-    from sparsedp.methods.phases import ClipNorm
-    from sparsedp.privacy.normalization import PrivateNormalisation
-    from sparsedp.privacy.plan import Plan
-    from sparsedp.sklearn.budget import PrivacyBudget
+from sparsedp.sklearn.surroundings import warn
 
 
-def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor, which scikit-learn wants kept as they are."""
-    return {name: value for name, value in given.items() if name not in ("self", "__class__")}
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     """Logistic regression, or a small network, trained with differential privacy by any of the methods.
 
@@ -106,40 +95,11 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         (`sample_weight`) are not taken: one computed from other examples is outside the guarantee.
     """
 
-    _linear_name = "logistic regression"
-    classes_: npt.NDArray[Any]
+    classes: npt.ArrayLike | None = None
+    class_weight: Mapping[Any, float] | None = None
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None = 3.0,
-        noise_multiplier: float | None = None,
-        delta: float | None = None,
-        classes: npt.ArrayLike | None = None,
-        columns: Mapping[Any, Rule] | None = None,
-        bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
-        unit: str | None = None,
-        rows_per_unit: int = 1,
-        unit_norm: bool = False,
-        private_scale: PrivateNormalisation | Sequence[Any] | None = None,
-        class_weight: Mapping[Any, float] | None = None,
-        model: str = LINEAR,
-        hidden_layer_sizes: int | Sequence[int] = (),
-        budget: PrivacyBudget | None = None,
-        method: str | Method = AUTO,
-        epochs: int = 20,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        max_grad_norm: ClipNorm = 1.0,
-        active_ratio: float | None = None,
-        accountant: str = "pld",
-        random_state: int | np.random.RandomState | None = None,
-        name: str | None = None,
-        run_dir: str | os.PathLike[str] | Path | None = None,
-        resume: bool = False,
-        verbose: int = 0,
-    ) -> None:
-        self.__dict__.update(_arguments(locals()))
+    _linear_name = "logistic regression"
+    classes_: npt.NDArray[Any] = field(init=False)
 
     def decision_function(self, X: Any) -> Floats:
         """Logits: one column per class, or for two classes that of the second against the first."""
@@ -184,6 +144,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """Linear regression, or a small network, trained with differential privacy by any of the methods.
 
@@ -209,40 +170,11 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         As for `SparseDPClassifier`. Targets that are not finite are refused.
     """
 
+    target_bounds: tuple[float, float] | None = None
+    loss: str = "squared"
+
     _linear_name = "linear regression"
     _y_check = MappingProxyType({"y_numeric": True})
-
-    def __init__(
-        self,
-        *,
-        target_bounds: tuple[float, float] | None = None,
-        loss: str = "squared",
-        epsilon: float | None = 3.0,
-        noise_multiplier: float | None = None,
-        delta: float | None = None,
-        columns: Mapping[Any, Rule] | None = None,
-        bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
-        unit: str | None = None,
-        rows_per_unit: int = 1,
-        unit_norm: bool = False,
-        private_scale: PrivateNormalisation | Sequence[Any] | None = None,
-        model: str = LINEAR,
-        hidden_layer_sizes: int | Sequence[int] = (),
-        budget: PrivacyBudget | None = None,
-        method: str | Method = AUTO,
-        epochs: int = 20,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        max_grad_norm: ClipNorm = 1.0,
-        active_ratio: float | None = None,
-        accountant: str = "pld",
-        random_state: int | np.random.RandomState | None = None,
-        name: str | None = None,
-        run_dir: str | os.PathLike[str] | Path | None = None,
-        resume: bool = False,
-        verbose: int = 0,
-    ) -> None:
-        self.__dict__.update(_arguments(locals()))
 
     def predict(self, X: Any) -> Floats:
         """The predicted target of each example, within its bounds."""
@@ -266,7 +198,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
     def _range(self) -> tuple[float, float]:
         try:
-            low, high = map(float, self.target_bounds)
+            low, high = map(float, self.target_bounds or ())
         except (TypeError, ValueError):
             low = high = math.nan
         if not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -1,0 +1,176 @@
+"""What stands around the fit of an estimator: steps of a pipeline that learn without noise, and repeated fits."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, MappingProxyType
+from typing import Any
+
+from sklearn.base import BaseEstimator
+from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import (
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
+from sklearn.utils import get_tags
+
+from sparsedp.errors import PrivacyError, PrivacyWarning
+
+INSTEAD = (
+    'Describe the columns by public knowledge, columns={name: ("number", low, high), ...} in the estimator or in '
+    "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size "
+    "privately"
+)
+
+
+_EXACT_STATISTICS: Mapping[type, str] = MappingProxyType(
+    {
+        StandardScaler: "means and deviations",
+        MinMaxScaler: "smallest and largest values",
+        MaxAbsScaler: "largest magnitudes",
+        RobustScaler: "medians and quartiles",
+        QuantileTransformer: "quantiles",
+        PowerTransformer: "fitted exponents, means and deviations",
+        KBinsDiscretizer: "bin edges",
+    }
+)
+
+_REPEATED_FITS: Mapping[str, str] = MappingProxyType(
+    {
+        "sklearn.model_selection": "a search or cross-validation",
+        "sklearn.calibration": "a calibration",
+        "sklearn.ensemble": "an ensemble",
+        "sklearn.multiclass": "a one-against-rest scheme",
+        "sklearn.multioutput": "a scheme with a fit for each output",
+        "sklearn.semi_supervised": "a semi-supervised scheme",
+        "sklearn.feature_selection": "a feature selection",
+    }
+)
+
+
+def _declared(step: Any) -> bool:
+    return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
+
+
+_FIXED: Mapping[type, Callable[[Any], bool]] = MappingProxyType(
+    {
+        OneHotEncoder: _declared,
+        OrdinalEncoder: _declared,
+        SimpleImputer: lambda step: step.strategy == "constant" and step.keep_empty_features,
+        FrozenEstimator: lambda step: True,
+    }
+)
+"""Transformers that have to be fitted and yet learn nothing from the training data, if set so."""
+
+_PARTS: Mapping[type, Callable[[Any], list[Any]]] = MappingProxyType(
+    {
+        Pipeline: lambda step: [part for _, part in step.steps],
+        FeatureUnion: lambda step: [part for _, part in step.transformer_list],
+        ColumnTransformer: lambda step: [*(part for _, part, _ in step.transformers), step.remainder],
+    }
+)
+
+
+def check_callers(estimator: Any) -> None:
+    """Refuse learned scaling in a pipeline around this fit; warn of other learned steps and of repeated fits.
+
+    An estimator is told nothing of the pipeline or the search that fits it, so this reads the call stack: the one
+    place that says so in every backend of joblib. What happens outside the call, such as a scaler fitted by hand the
+    line before, it cannot see.
+    """
+    modules: list[str] = []
+    for frame in _callers():
+        module = str(frame.f_globals.get("__name__", ""))
+        modules.append(module)
+        if module == "sklearn.pipeline" and isinstance(frame.f_locals.get("self"), Pipeline):
+            for _, step in frame.f_locals["self"].steps[:-1]:
+                _check_step(step)
+    for package, what in _REPEATED_FITS.items():
+        if not any(module == package or module.startswith(f"{package}.") for module in modules):
+            continue
+        if estimator.budget is not None:
+            raise PrivacyError(
+                f"budget: {what} ({package}) fits clones of this estimator, and what it chooses by (the scores of "
+                "folds) is computed from the data without noise, which no budget covers. Tune on public or synthetic "
+                "data; or fit each candidate once, with a share of the budget, on one part of the units and compare "
+                "them on another part, whose accuracy is then outside the guarantee"
+            )
+        warn(
+            f"{type(estimator).__name__} is being fitted by {what} ({package}). Each fit on the same data spends its "
+            "epsilon again: n fits cost up to n times epsilon together, and a choice made by looking at them is "
+            "part of the cost. epsilon_ counts one fit. Tune on public or synthetic data, or plan for the sum",
+            PrivacyWarning,
+        )
+
+
+def in_a_pipeline_behind_a_step() -> bool:
+    """Whether a pipeline around this fit transforms the features first."""
+    return any(
+        isinstance(frame.f_locals.get("self"), Pipeline) and len(frame.f_locals["self"].steps) > 1
+        for frame in _callers()
+        if frame.f_globals.get("__name__") == "sklearn.pipeline"
+    )
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _check_step(step: Any) -> None:
+    for learned in _learned_steps(step):
+        name = type(learned).__name__
+        statistics = next(
+            (what for kind, what in _EXACT_STATISTICS.items() if isinstance(learned, kind)), None
+        )
+        if statistics is not None:
+            raise PrivacyError(
+                f"the pipeline scales with {name}, which computes {statistics} exactly from the training data; they "
+                f"are released with the pipeline, without any noise, and epsilon does not cover them. {INSTEAD}. One "
+                f"fitted on public data may stay, as FrozenEstimator({name}().fit(public))"
+            )
+        warn(
+            f"the pipeline step {name} is fitted on the training data before the estimator sees it; what it "
+            "learns is not private, and epsilon does not cover it. Use steps with fixed rules, or fit it on public "
+            "data and wrap it in sklearn.frozen.FrozenEstimator",
+            PrivacyWarning,
+        )
+
+
+def _learned_steps(step: Any) -> Iterator[Any]:
+    """The transformers in a step that learn from the training data."""
+    if step is None or isinstance(step, str):
+        return
+    for container, parts in _PARTS.items():
+        if isinstance(step, container):
+            for part in parts(step):
+                yield from _learned_steps(part)
+            return
+    if any(isinstance(step, kind) and fixed(step) for kind, fixed in _FIXED.items()):
+        return
+    if not isinstance(step, BaseEstimator) or get_tags(step).requires_fit:
+        yield step
+
+
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
+    """Warn where the estimator was called."""
+    depth = 1
+    for frame in _callers():
+        if not str(frame.f_globals.get("__name__", "")).startswith("sparsedp."):
+            break
+        depth += 1
+    warnings.warn(message, kind, stacklevel=depth)
