@@ -12,13 +12,14 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
@@ -40,7 +41,7 @@ class Exit(IntEnum):
 EXIT_CODES: Mapping[Exit, str] = {
     Exit.OK: "all went well",
     Exit.INTERNAL: "a bug in sparsedp: there is a traceback, please report it",
-    Exit.USAGE: "a wrong flag, name or value; or a folder that cannot be used",
+    Exit.USAGE: "a wrong flag, name or value; or a file or folder that cannot be used",
     Exit.DATA: "data or a file of a run is missing or damaged",
     Exit.PRIVACY: "refused: it would break, overstate or overspend a guarantee",
     Exit.MISMATCH: "verify found something that does not fit, or audit a leak",
@@ -55,8 +56,10 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run
 Method = Annotated[str | None, typer.Option(help="A method; `sparsedp methods` lists them.")]
 Epsilon = Annotated[float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")]
 Delta = Annotated[float | None, typer.Option(help="Of the guarantee; by default well below 1/N.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
-BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data; 20 if not given.")]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Expected size of a batch, in units; near 4 sqrt(N) if not given.")
+]
 ClipNorm = Annotated[
     str | None,
     typer.Option(
@@ -92,11 +95,7 @@ def clip_bounds(text: str | None) -> float | tuple[float, ...] | str | None:
 
 
 def imported(path: str, giving: str) -> Any:
-    """Call `package.module:function`; modules are looked up from the working directory too.
-
-    Raises:
-        SparseDPError: there is no such function, or it fails.
-    """
+    """Call `package.module:function`; modules are looked up from the working directory too."""
     module, _, function = path.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -122,11 +121,7 @@ def imported_parts(path: str, third: str) -> tuple[Any, Any, Any]:
 
 
 def run_folder(path: Path) -> Path:
-    """Return the directory of a run, as typed.
-
-    Raises:
-        DataError: there is no run.
-    """
+    """Return the directory of a run, as typed."""
     from sparsedp.runs.directory import holds_run
 
     if not path.is_dir():
@@ -144,6 +139,18 @@ def stdout_console(as_json: bool) -> Console:
 def stderr_console() -> Console:
     """Where progress, warnings and errors go: standard error."""
     return Console(stderr=True, highlight=False, emoji=False)
+
+
+def numbers_table(
+    title: str, headings: Iterable[str], rows: Iterable[Iterable[str]], texts: int = 1
+) -> Table:
+    """A table for people; the columns after the first `texts` are aligned as numbers."""
+    table = Table(title=title or None)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < texts else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_json(value: Any) -> None:
@@ -226,7 +233,7 @@ def run(commands: typer.Typer) -> None:
     logging.getLogger("sparsedp").setLevel(logging.INFO)
     try:
         commands()
-    except SparseDPError as error:
+    except (SparseDPError, OSError) as error:
         stderr_console().print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True)
         if isinstance(error, DataError):
             sys.exit(Exit.DATA)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from sparsedp._validate import percent, significant
 from sparsedp.cli import (
@@ -25,6 +24,7 @@ from sparsedp.cli import (
     Run,
     clip_bounds,
     imported_parts,
+    numbers_table,
     print_json,
     run_folder,
     stderr_console,
@@ -34,6 +34,7 @@ from sparsedp.errors import DataError, SparseDPError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from sparsedp.auditing import AuditResult
     from sparsedp.diagnostics import Visible
@@ -69,10 +70,9 @@ def methods(as_json: Json = False) -> None:
         names = ("name", "summary", "paper", "warm_up", "active_ratio")
         print_json([{name: getattr(row, name) for name in names} for row in rows])
         return
-    table = Table("method", "what it does", "from", "active ratio", title="Methods")
-    for row in rows:
-        table.add_row(row.name, row.summary, row.paper, str(row.active_ratio))
-    stdout_console(as_json).print(table)
+    cells = [(row.name, row.summary, row.paper, str(row.active_ratio)) for row in rows]
+    headings = ("method", "what it does", "from", "active ratio")
+    stdout_console(as_json).print(numbers_table("Methods", headings, cells, 4))
 
 
 def check(
@@ -203,10 +203,8 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
         title = (
             f"Epsilon of the {found.ledger.charged:,} steps in the ledger, at delta {found.ledger.delta:g}"
         )
-        table = Table("accountant", "epsilon", title=title)
-        for name, value in found.epsilons.items():
-            table.add_row(name, f"{value:.4f}")
-        screen.print(table)
+        rows = [(name, f"{value:.4f}") for name, value in found.epsilons.items()]
+        screen.print(numbers_table(title, ("accountant", "epsilon"), rows))
     if found.plan is not None:
         words = describe_run(found.plan, found.ledger, found.record)
         if found.passed:
@@ -240,13 +238,10 @@ def report(
         raise DataError(f"{path} is no folder; give the directory of a run")
     from sparsedp.report import write_report
 
-    try:
-        written = write_report(path, out=out)
-    except OSError as error:
-        raise SparseDPError(f"the report cannot be written ({error}); give another --out") from error
+    written = write_report(path, out=out)
     if as_json:
         print_json({"report": str(written)})
-    stdout_console(as_json).print(f"Report: {written}")
+    stdout_console(as_json).print(f"Report: {written}", soft_wrap=True)
 
 
 def diagnose(
@@ -282,9 +277,8 @@ def show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"No split estimate: {seen.missing}.", markup=False, soft_wrap=True)
     for decision in seen.decisions:
         screen.print(f"Step {decision['step']}: keeps {decision['reason']}.", markup=False, soft_wrap=True)
-    _show_splits(seen, screen)
-    _show_layers(seen, screen)
-    _show_overlaps(seen, screen)
+    for table in _support_tables(seen):
+        screen.print(table)
     screen.print(
         f"Noise energy of a step: {significant(noise.sparse_energy)} on the support, "
         f"{significant(noise.dense_energy)} on all coordinates."
@@ -294,46 +288,32 @@ def show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"A step's noise over its clip norm, r: {parts}.")
 
 
-def _show_splits(seen: Visible, screen: Console) -> None:
-    if not seen.splits:
-        return
-    ratio = seen.size / seen.dimension
-    table = Table(
-        "ranking", title=f"Energy in the best {percent(ratio)}: ranked and measured by different steps"
-    )
-    for heading in ("share of energy", "95 %", "random"):
-        table.add_column(heading, justify="right")
-    for name, split in seen.splits.items():
-        share, interval = split.share, "-"
-        if share is not None:
-            reach = 1.96 * share.std
-            interval = f"{percent(share.value - reach)} to {percent(share.value + reach)}"
-        value = "lost in noise" if share is None else percent(share.value)
-        table.add_row(name, value, interval, percent(split.active_ratio))
-    screen.print(table)
-
-
-def _show_layers(seen: Visible, screen: Console) -> None:
-    table = Table("parameter", title="Active coordinates by parameter")
-    for heading in ("active", "of", "share"):
-        table.add_column(heading, justify="right")
-    for layer in seen.layers[:MAX_ROWS]:
-        table.add_row(layer.name, f"{layer.active:,}", f"{layer.size:,}", percent(layer.active_ratio))
-    screen.print(table)
-
-
-def _show_overlaps(seen: Visible, screen: Console) -> None:
-    if not seen.overlaps:
-        return
-    table = Table("supports", "", title="Overlap")
-    for heading in ("shared", "by chance, 95 %", "dropped"):
-        table.add_column(heading, justify="right")
-    for first, second, found in seen.overlaps[:MAX_ROWS]:
-        low, high = found.random.interval()
-        table.add_row(
-            first, second, percent(found.share), f"{percent(low)} to {percent(high)}", percent(found.churn)
-        )
-    screen.print(table)
+def _support_tables(seen: Visible) -> Iterator[Table]:
+    """How well the rankings do, where the support lies, and how it changed."""
+    if seen.splits:
+        rows = []
+        for name, split in seen.splits.items():
+            share, value, interval = split.share, "lost in noise", "-"
+            if share is not None:
+                reach = 1.96 * share.std
+                value = percent(share.value)
+                interval = f"{percent(share.value - reach)} to {percent(share.value + reach)}"
+            rows.append((name, value, interval, percent(split.active_ratio)))
+        best = percent(seen.size / seen.dimension)
+        title = f"Energy in the best {best}: ranked and measured by different steps"
+        yield numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows)
+    layers = [
+        (layer.name, f"{layer.active:,}", f"{layer.size:,}", percent(layer.active_ratio))
+        for layer in seen.layers[:MAX_ROWS]
+    ]
+    yield numbers_table("Active coordinates by parameter", ("parameter", "active", "of", "share"), layers)
+    if seen.overlaps:
+        shared = []
+        for first, second, found in seen.overlaps[:MAX_ROWS]:
+            chance = " to ".join(map(percent, found.random.interval()))
+            shared.append((first, second, percent(found.share), chance, percent(found.churn)))
+        headings = ("supports", "", "shared", "by chance, 95 %", "dropped")
+        yield numbers_table("Overlap", headings, shared, 2)
 
 
 def audit(
@@ -428,21 +408,18 @@ def _show_audit(found: AuditResult, folder: Path | None, screen: Console) -> Non
     """The result on a terminal."""
     from sparsedp.auditing.result import ESTIMATOR_NAMES
 
-    table = Table(title=f"{found.method}: epsilon at delta {found.delta:g}, per {found.unit}")
-    for heading in ("", "claimed", "shown by attack"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row(
-        "one step", f"{found.one_step['claimed_epsilon']:.4f}", _epsilon(found.one_step["lower_bound"])
-    )
-    table.add_row(
-        f"the plan, {found.planned_steps:,} steps",
-        f"{found.claimed_epsilon:.4f}",
-        _epsilon(found.lower_bound),
-    )
-    for name, bound in found.estimates.items():
-        table.add_row(f"  {ESTIMATOR_NAMES[name]}", "", _epsilon(bound), style="dim")
-    table.add_row("measured steps, recomposed (no attack)", "", _epsilon(found.recomposed), style="dim")
-    screen.print(table)
+    rows = [
+        ("one step", f"{found.one_step['claimed_epsilon']:.4f}", _epsilon(found.one_step["lower_bound"])),
+        (
+            f"the plan, {found.planned_steps:,} steps",
+            f"{found.claimed_epsilon:.4f}",
+            _epsilon(found.lower_bound),
+        ),
+        *((f"  {ESTIMATOR_NAMES[name]}", "", _epsilon(bound)) for name, bound in found.estimates.items()),
+        ("measured steps, recomposed (no attack)", "", _epsilon(found.recomposed)),
+    ]
+    title = f"{found.method}: epsilon at delta {found.delta:g}, per {found.unit}"
+    screen.print(numbers_table(title, ("", "claimed", "shown by attack"), rows))
     for check in found.checks:
         mark = "[green]ok[/green]  " if check.passed else "[bold red]LEAK[/bold red]"
         screen.print(f"{mark} {check.name}", soft_wrap=True)

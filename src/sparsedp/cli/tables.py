@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +32,18 @@ if TYPE_CHECKING:
     from sparsedp.sklearn.base import PrivateEstimator
 
 _SETTINGS, _PAGE = "estimator.json", "guarantee.html"
+_HEAD = """\
+# A description of every column, from what it means (a data dictionary), never from the values it has.
+#   ["number", low, high]      clamped and centred; bounds may be dates, "1920-01-01"
+#   ["count", high]            counts and amounts, of which few are large: a logarithm is taken
+#   ["category", ["a", "b"]]   names, codes: all possible levels; others are one level, missing another
+#   ["code", "icd10"]          diagnoses or drugs by chapter: icd9, icd10, atc, or a list of prefixes
+#   "unit"                     who is protected: the id of the patient each row belongs to
+#   "drop"                     left out: free text, other ids, what is known only after the outcome
+# A target to be classified is a category; one to be regressed is a number, and its bounds are needed.
+
+[columns]
+"""
 
 Tables = Annotated[
     list[Path], typer.Argument(metavar="TABLE...", help="CSV or Parquet files with the same columns.")
@@ -48,23 +62,13 @@ def columns(
     """
     from sparsedp.sklearn.data import names_somebody
 
-    lines = [
-        "# A description of every column, from what it means (a data dictionary), never from the values it has.",
-        '#   ["number", low, high]      clamped and centred; bounds may be dates, "1920-01-01"',
-        '#   ["count", high]            counts and amounts, of which few are large: a logarithm is taken',
-        '#   ["category", ["a", "b"]]   names, codes: all possible levels; others are one level, missing another',
-        '#   ["code", "icd10"]          diagnoses or drugs by chapter: icd9, icd10, atc, or a list of prefixes',
-        '#   "unit"                     who is protected: the id of the patient each row belongs to',
-        '#   "drop"                     left out: free text, other ids, what is known only after the outcome',
-        "# A target to be classified is a category; one to be regressed is a number, and its bounds are needed.",
-        "",
-        "[columns]",
-    ]
-    for name, kind in _header(tables[0]).items():
-        lines.append(f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}")
-    text = "\n".join(lines) + "\n"
+    rules = (
+        f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}\n"
+        for name, kind in _header(tables[0]).items()
+    )
+    text = _HEAD + "".join(rules)
     if out is None:
-        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
+        sys.stdout.write(text)
         return
     if out.exists():
         raise SparseDPError(f"{out} is there already; give another --out")
@@ -77,32 +81,24 @@ def columns(
 def train(
     tables: Tables,
     target: Annotated[str, typer.Option(help="The column to predict.")],
-    columns: Annotated[
-        Path, typer.Option(help="Descriptions of all columns; `sparsedp columns` drafts them.")
-    ],
+    columns: Annotated[Path, typer.Option(help="What all columns are; `sparsedp columns` drafts it.")],
     run_dir: Annotated[Path, typer.Option(help="The run directory to make.")],
     epsilon: Annotated[float, typer.Option(help="The budget, never exceeded.")],
     delta: Delta = None,
-    unit: Annotated[
-        str | None, typer.Option(help="The column of who is protected; or describe it as unit.")
-    ] = None,
+    unit: Annotated[str | None, typer.Option(help="The column of who is protected.")] = None,
     held_out: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.9, help="Share of the units to test on, by a public hash of their ids."),
+        float, typer.Option(min=0.0, max=0.9, help="Share of the units to test on, by a hash of their ids.")
     ] = 0.2,
     hidden: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
+        str | None, typer.Option(metavar="N,N", help="Widths of hidden layers, if any.")
     ] = None,
     kind: Annotated[str, typer.Option("--model", metavar="NAME", help="linear or additive.")] = "linear",
     epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
     budget: Annotated[
-        Path | None,
-        typer.Option(help="The file of a PrivacyBudget that this fit draws from; made in Python."),
+        Path | None, typer.Option(help="The file of a PrivacyBudget, made in Python, that this draws from.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted run: the same command, and this.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a private model on tables, and write the guarantee as a page to print.
@@ -129,18 +125,18 @@ def train(
     }  # fmt: skip
     table = read_tables(tables)
     y = _target(table, target, settings)
-    features = table.without(target)
     who = next((name for name, rule in told.items() if rule == "unit"), None)
-    ids = features[who].to_numpy() if who is not None else np.arange(len(table)).astype(str)
+    ids = np.arange(len(y)).astype(str) if who is None else table.column(who)
     apart = held_out_by_hash(ids, held_out)
     if held_out and (apart.all() or not apart.any()):
         raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
     model = make_estimator(settings).set_params(resume=resume)
     if budget is not None:
         model.set_params(budget=_budget(budget))
-    test = (features.rows(apart), y[apart]) if held_out else None
+    features = [name for name in table.columns if name != target]
+    test = (table.part(features, apart), y[apart]) if held_out else None
     try:
-        model.fit(features.rows(~apart), y[~apart], eval_set=test)
+        model.fit(table.part(features, ~apart), y[~apart], eval_set=test)
     except KeyboardInterrupt as interrupt:
         from sparsedp.runs.directory import holds_run
 
@@ -180,19 +176,18 @@ def predict(
     """
     model = load_estimator(run)
     table = read_tables(tables)
-    described = [name for name in model.columns if name in table.columns]
-    features = table.only(described)
+    features = table.part([name for name in table.columns if name in model.encoder_.columns])
     found: dict[str, Any] = {"predicted": model.predict(features)}
     if hasattr(model, "classes_"):
         shares = model.predict_proba(features)
-        found.update({f"p({label})": shares[:, place] for place, label in enumerate(model.classes_)})
-    text = ",".join(map(_cell, found)) + "\n"
-    text += "".join(",".join(map(_cell, line)) + "\n" for line in zip(*found.values(), strict=True))
+        found |= {f"p({label})": shares[:, place] for place, label in enumerate(model.classes_)}
+    lines = [list(found), *zip(*found.values(), strict=True)]
+    text = "".join(",".join(map(_cell, line)) + "\n" for line in lines)
     if out is None:
-        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
+        sys.stdout.write(text)
     else:
         out.write_text(text, encoding="utf-8")
-        stdout_console(False).print(f"{len(table)} predictions: {out}")
+        stdout_console(False).print(f"{len(lines) - 1} predictions: {out}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -209,47 +204,29 @@ class ReadTable:
     @property
     def shape(self) -> tuple[int, int]:
         """Examples and columns."""
-        return len(self), len(self.values)
+        return len(next(iter(self.values.values()), ())), len(self.values)
 
-    def __len__(self) -> int:
-        return len(next(iter(self.values.values()), ()))
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.values[name]
 
-    def __getitem__(self, name: str) -> _Values:
-        return _Values(self.values[name])
+    def column(self, name: str) -> np.ndarray:
+        """One of the columns."""
+        if name not in self.values:
+            raise DataError(f"{name!r} is no column of the table, which has {', '.join(self.columns[:12])}")
+        return self.values[name]
 
-    def rows(self, chosen: np.ndarray) -> ReadTable:
-        """Some of the examples."""
-        return ReadTable({name: values[chosen] for name, values in self.values.items()})
-
-    def only(self, names: Sequence[str]) -> ReadTable:
-        """Some of the columns."""
-        return ReadTable({name: self.values[name] for name in names})
-
-    def without(self, name: str) -> ReadTable:
-        """All columns but one."""
-        return self.only([one for one in self.values if one != name])
-
-
-@dataclass(frozen=True)
-class _Values:
-    values: np.ndarray
-
-    def to_numpy(self) -> np.ndarray:
-        return self.values
+    def part(self, names: Sequence[str], rows: Any = slice(None)) -> ReadTable:
+        """Some of the columns, and of the examples."""
+        return ReadTable({name: self.values[name][rows] for name in names})
 
 
 def read_tables(paths: Sequence[Path]) -> ReadTable:
-    """The rows of CSV and Parquet files one after the other; of CSV all values are text, as they stand.
-
-    Raises:
-        DataError: a file cannot be read, or has other columns than the first.
-    """
-    parts = [_parquet(path) if _is_parquet(path) else _csv(path) for path in paths]
+    """The rows of CSV and Parquet files one after the other; of CSV all values are text, as they stand."""
+    parts = [_read_parquet(path) if _is_parquet(path) else _read_csv(path) for path in paths]
     for path, part in zip(paths, parts, strict=True):
-        if set(part) != set(parts[0]):
-            odd = sorted(set(part) ^ set(parts[0]))[:6]
+        if odd := sorted(set(part) ^ set(parts[0])):
             raise DataError(
-                f"{path}: its columns differ from those of {paths[0]} by {odd}; expected the same"
+                f"{path}: its columns differ from those of {paths[0]} by {odd[:6]}; expected the same"
             )
     return ReadTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
@@ -263,21 +240,20 @@ def make_estimator(settings: dict[str, Any]) -> PrivateEstimator:
 
 
 def load_estimator(run: Path) -> PrivateEstimator:
-    """The fitted estimator of a run of `sparsedp train`, for predictions.
-
-    Raises:
-        DataError: the run was not made by `sparsedp train`.
-    """
+    """The fitted estimator of a run of `sparsedp train`, for predictions."""
     import sparsedp
     from sparsedp.sklearn import PublicEncoder
     from sparsedp.sklearn.data import network, widths_of
 
+    folder = run_folder(run)
     try:
-        settings = json.loads((run_folder(run) / _SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{run}: {error}; expected a run of `sparsedp train`") from error
+        raise DataError(
+            f"{folder}: got no {_SETTINGS} to read; expected a finished run of `sparsedp train`"
+        ) from error
     model = make_estimator(settings)
-    encoder = PublicEncoder(model.columns, knots=settings["knots"])
+    encoder = PublicEncoder(settings["columns"], knots=settings["knots"])
     features = len(encoder.get_feature_names_out())
     if "classes" in settings:
         model.classes_ = np.unique(np.asarray(settings["classes"]))
@@ -290,14 +266,13 @@ def load_estimator(run: Path) -> PrivateEstimator:
 
 def _task(target: str, rule: Any) -> dict[str, Any]:
     """What the target's description asks for: classes, or bounds of a regression."""
-    if not isinstance(rule, str) and rule[0] == "category":
-        return {"classes": [_read(level) for level in rule[1]]}
-    if (
-        not isinstance(rule, str)
-        and rule[0] == "number"
-        and all(isinstance(side, (int, float)) for side in rule[1:])
-    ):
-        return {"target_bounds": [float(side) for side in rule[1:]]}
+    from sparsedp.sklearn.columns import reads_as
+
+    kind, *given = [rule] if isinstance(rule, str) else rule
+    if kind == "category":
+        return {"classes": [reads_as(level) for level in given[0]]}
+    if kind == "number" and all(isinstance(side, (int, float)) for side in given):
+        return {"target_bounds": [float(side) for side in given]}
     raise PrivacyError(
         f'target {target!r}: got {rule!r}, expected ["category", [classes]] to classify or ["number", low, high] to '
         "regress, from public knowledge"
@@ -305,22 +280,16 @@ def _task(target: str, rule: Any) -> dict[str, Any]:
 
 
 def _target(table: ReadTable, target: str, settings: dict[str, Any]) -> np.ndarray:
-    if target not in table.values:
-        raise DataError(f"--target: {target!r} is no column of the table")
-    values = table[target].to_numpy()
+    from sparsedp.sklearn.columns import reads_as
+
+    values = table.column(target)
     if "classes" in settings:
-        return np.array([_read(value) for value in values.tolist()])
+        return np.array([reads_as(value) for value in values.tolist()])
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         pass  # the message would show a value
     raise DataError(f"target {target!r} holds what is no number; leave such rows out")
-
-
-def _read(value: Any) -> str:
-    from sparsedp.sklearn.preprocessing import reads_as
-
-    return reads_as(value)
 
 
 def _budget(path: Path) -> Any:
@@ -335,19 +304,14 @@ def _budget(path: Path) -> Any:
 
 def _header(path: Path) -> dict[str, str]:
     """The columns' names, and of Parquet their declared types; no row is read."""
-    if _is_parquet(path):
-        for module in ("pyarrow.parquet", "polars"):
-            try:
-                found = importlib.import_module(module).read_schema(path) if "arrow" in module else None
-                schema = found or importlib.import_module(module).read_parquet_schema(path)
-                pairs = zip(schema.names, schema.types, strict=True) if found is not None else schema.items()
-                return {name: str(kind).lower() for name, kind in pairs}
-            except ImportError:
-                continue
-        raise _no_parquet(path)
-    with _opened(path) as file:
-        names = next(csv.reader(file), [])
-    return dict.fromkeys(_checked_names(path, names), "")
+    if not _is_parquet(path):
+        with _opened(path) as lines:
+            return dict.fromkeys(_names(path, lines), "")
+    with _parquet(path) as reader:
+        if hasattr(reader, "read_schema"):
+            schema = reader.read_schema(path)
+            return {name: str(kind).lower() for name, kind in zip(schema.names, schema.types, strict=True)}
+        return {name: str(kind).lower() for name, kind in reader.read_parquet_schema(path).items()}
 
 
 def _draft(name: str, kind: str, somebody: bool) -> str:
@@ -364,52 +328,74 @@ def _draft(name: str, kind: str, somebody: bool) -> str:
     return f'"FILL IN"  # {declared}a number, a count, a category, a code, or drop'
 
 
-def _csv(path: Path) -> dict[str, np.ndarray]:
-    with _opened(path) as file:
-        reader = csv.reader(file)
-        names = _checked_names(path, next(reader, []))
-        lines = [line for line in reader if line]
-    if any(len(line) != len(names) for line in lines):
-        raise DataError(f"{path}: a line has not as many values as there are columns ({len(names)})")
-    if not lines:
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    rows = []
+    with _opened(path) as lines:
+        names = _names(path, lines)
+        for line in lines:
+            if line and len(line) != len(names):
+                raise DataError(
+                    f"{path}: line {lines.line_num} has {len(line)} values, expected {len(names)}, as the header"
+                )
+            rows += [line] if line else []
+    if not rows:
         raise DataError(f"{path}: expected rows below the header, found none")
     return {
         name: np.array(values, dtype=object)
-        for name, values in zip(names, zip(*lines, strict=True), strict=True)
+        for name, values in zip(names, zip(*rows, strict=True), strict=True)
     }
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The lines of a CSV file; an error shows no value of it."""
     try:
-        return open(path, newline="", encoding="utf-8-sig")
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            yield csv.reader(file)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; give a CSV or Parquet file") from error
+    except (UnicodeDecodeError, csv.Error):
+        raise DataError(f"{path}: expected CSV in UTF-8; export it as such, or give Parquet") from None
 
 
-def _checked_names(path: Path, names: list[str]) -> list[str]:
+def _names(path: Path, lines: Any) -> list[str]:
+    """The header."""
+    names: list[str] = next(lines, [])
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        raise DataError(f"{path}: expected commas between the columns; export it so, or give Parquet")
     if not names or len(set(names)) < len(names):
         raise DataError(f"{path}: expected a header with a different name for each column")
     return names
 
 
-def _parquet(path: Path) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path) -> dict[str, np.ndarray]:
+    with _parquet(path) as reader:
+        arrow = hasattr(reader, "read_table")
+        frame = reader.read_table(path) if arrow else reader.read_parquet(path)
+        names = frame.column_names if arrow else frame.columns
+        return {name: np.asarray(frame[name].to_numpy()) for name in names}
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """A module that reads Parquet; an error shows no value of the file."""
     for module in ("pyarrow.parquet", "polars"):
         try:
             reader = importlib.import_module(module)
         except ImportError:
             continue
-        frame = reader.read_table(path) if "arrow" in module else reader.read_parquet(path)
-        names = frame.column_names if "arrow" in module else frame.columns
-        return {name: np.asarray(frame[name].to_numpy()) for name in names}
-    raise _no_parquet(path)
+        try:
+            yield reader
+        except Exception as error:
+            raise DataError(
+                f"{path}: {type(error).__name__}, expected a Parquet file that {module} reads"
+            ) from None
+        return
+    raise SparseDPError(f"{path}: reading Parquet takes pyarrow or polars; install one, or give CSV")
 
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
-
-
-def _no_parquet(path: Path) -> SparseDPError:
-    return SparseDPError(f"{path}: reading Parquet takes pyarrow or polars; install one, or give CSV")
 
 
 def _cell(value: Any) -> str:
