@@ -3,19 +3,14 @@
 import json
 import math
 import pickle
-from io import BytesIO
 
-import dp_accounting
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from dp_accounting.pld import PLDAccountant
 from scipy import sparse
 from scipy.special import expit, softmax
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn_tools import classifier, table, weights
@@ -67,78 +62,48 @@ def test_every_private_method_trains_by_name_within_its_budget(method):
     assert model.predict_proba(X).shape == (80, 2)
 
 
-def test_epsilon_agrees_with_the_accounting_library_on_its_own():
-    X, y = table(rows=100)
-    model = classifier(method="dp-sgd", epsilon=1.5, delta=1e-5).fit(X, y)
-    (phase,) = model.result_.plan.phases
-    assert (phase.sampling_rate, phase.steps) == (0.16, 18)
-    step = dp_accounting.PoissonSampledDpEvent(
-        phase.sampling_rate, dp_accounting.GaussianDpEvent(phase.noise_multiplier)
-    )
-    library = PLDAccountant().compose(step, phase.steps).get_epsilon(1e-5)
-    assert model.epsilon_ == pytest.approx(library, rel=5e-3)
-
-
-def test_delta_is_at_most_a_tenth_of_one_over_the_number_of_units():
-    X, y = table()
-    model = classifier().fit(X, y, groups=np.arange(80) // 2)
-    assert model.n_units_ == 40
-    assert model.delta_ <= 1 / 400
-
-
-@pytest.mark.parametrize("epsilon", [None, True, "3", 0.0, -1.0, np.inf, np.nan])
-def test_a_budget_that_is_no_number_above_zero_is_refused(epsilon):
-    with pytest.raises(SparseDPError, match=r"epsilon: got .*, expected a finite number > 0"):
-        classifier(epsilon=epsilon).fit(*table())
-
-
-def test_the_run_directory_is_written_and_never_overwritten(tmp_path):
-    X, y = table()
-    model = classifier(run_dir=tmp_path / "run", bounds=(-1, 1)).fit(X, y)
-    assert {"ledger.jsonl", "plan.json", "record.json"} <= {
-        path.name for path in (tmp_path / "run").iterdir()
-    }
-    assert model.result_.ledger.steps == model.result_.plan.total_steps
-    with pytest.raises(SparseDPError, match="run"):
-        model.fit(X, y)
-
-
 # Randomness
 
 
-def test_a_number_reproduces_the_fit_and_is_marked_not_publishable():
+@pytest.mark.parametrize("state", [lambda: None, lambda: 7, lambda: np.random.RandomState(3)])
+def test_a_seed_reproduces_the_fit_which_is_then_not_for_release(state):
     X, y = table()
-    one, same, other = (classifier(random_state=seed).fit(X, y) for seed in (5, 5, 6))
-    np.testing.assert_array_equal(weights(one), weights(same))
-    assert not np.array_equal(weights(one), weights(other))
-    assert not one.publishable_
-    assert "not for release" in one.guarantee_
-
-
-def test_without_a_seed_two_fits_differ_and_may_be_released():
-    X, y = table()
-    one, other = (classifier(random_state=None).fit(X, y) for _ in range(2))
-    assert not np.array_equal(weights(one), weights(other))
-    assert one.publishable_
-    assert "release" not in one.guarantee_
-
-
-def test_a_random_state_object_reproduces_too():
-    X, y = table()
-    pair = [
-        classifier(random_state=np.random.RandomState(3), hidden_layer_sizes=(4,)).fit(X, y) for _ in range(2)
-    ]
-    np.testing.assert_array_equal(weights(pair[0]), weights(pair[1]))
-
-
-@pytest.mark.parametrize("random_state", [None, 7])
-def test_the_global_generators_are_left_alone(random_state):
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     before = (torch.get_rng_state(), np.random.get_state()[1].copy())  # noqa: NPY002
-    classifier(random_state=random_state, hidden_layer_sizes=(4,)).fit(*table())
-    assert torch.equal(before[0], torch.get_rng_state())
+    seeds = [state(), state(), 6]
+    one, same, other = (classifier(random_state=seed, hidden_layer_sizes=(4,)).fit(X, y) for seed in seeds)
+    seeded = seeds[0] is not None
+    assert np.array_equal(weights(one), weights(same)) == seeded
+    assert not np.array_equal(weights(one), weights(other))
+    assert one.publishable_ != seeded
+    assert ("not for release" in one.guarantee_) == seeded
+    assert torch.equal(before[0], torch.get_rng_state()), "the global generators are left alone"
     np.testing.assert_array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_a_run_directory_tells_of_the_table_and_is_never_overwritten(tmp_path):
+    X, y = table(features=40)
+    names = [f"lab_{i}" for i in range(40)]
+    frame, held = (
+        pd.DataFrame(X, columns=names),
+        (pd.DataFrame(table(60, 40, 5)[0], columns=names), table(60)[1]),
+    )
+    model = classifier(name="ward 7", run_dir=tmp_path / "run", active_ratio=0.3).fit(frame, y, eval_set=held)
+    assert model.result_.ledger.steps == model.result_.plan.total_steps
+    assert model.result_.metrics["accuracy"] == model.score(*held)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["model"] == "logistic regression"
+    told = {"feature_names": names, "classes": [0, 1], "feature_bounds": [-1, 1]}
+    assert {name: record["schema"][name] for name in told} == told
+    kept = model.kept_features_.tolist()
+    assert kept == [names[i] for i in model.result_.support.indices if i < 40]
+    assert 0 < len(kept) < 40
+    page = sparsedp.write_report(tmp_path / "run").read_text()
+    assert f"{len(kept)} of 40: {', '.join(kept)}" in page
+    assert "<h1>tp-topk on ward 7</h1>" in page
+    with pytest.raises(SparseDPError, match="run"):
+        model.fit(frame, y)
 
 
 # What is trained and predicted
@@ -199,9 +164,6 @@ def test_an_additive_model_bends_with_knots_by_the_public_number_of_units():
     assert classifier(**given, model="additive").fit(many, np.tile(y, 5)).encoder_.knots == 9
     groups = np.arange(10_000) % 9_999
     assert classifier(**given, model="additive").fit(many, np.tile(y, 5), groups=groups).encoder_.knots == 5
-    for wrong in ({"model": "trees"}, {"model": "additive", "columns": None, "bounds": (-1, 1)}):
-        with pytest.raises(SparseDPError, match="expected 'linear', or 'additive' with"):
-            classifier(**(given | wrong)).fit(frame, y)
 
 
 @pytest.mark.nightly
@@ -214,24 +176,8 @@ def test_hidden_layers_learn_what_a_line_cannot():
     assert classifier(**settings).fit(X, y).score(X, y) < 0.65
 
 
-def test_widths_may_be_an_array_or_one_number():
-    X, y = table()
-    for pair in (((4, 3), np.array([4, 3])), ((4,), 4), ((), np.array([], dtype=int))):
-        np.testing.assert_array_equal(
-            *(weights(classifier(hidden_layer_sizes=one, epochs=1).fit(X, y)) for one in pair)
-        )
-
-
-def test_small_models_are_trained_dense_and_say_so(caplog):
-    caplog.set_level("INFO", "sparsedp")
-    small = classifier().fit(*table())
-    assert (small.method_, small.result_.method) == ("dp-sgd", "dp-sgd")
-    assert caplog.text.count("method auto: dp-sgd") == 1
-    assert caplog.text.count("delta was not given") == 1
-    assert classifier().fit(*table(features=649)).method_ == "dp-sgd"
-
-
 NOISY = {"epsilon": 3.0, "epochs": 3, "batch_size": 256}
+COHERENT = {"batch_size": 16, "method": get_method("tp-topk", ranking="coherent")}
 VERY_NOISY = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
 
 
@@ -247,13 +193,7 @@ VERY_NOISY = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
         (1000, 1_000, 1000, NOISY | {"epsilon": 200.0}, "dp-sgd"),
         (1000, 15_000, 500, NOISY | {"batch_size": 128}, "dp-sgd"),
         (80, 3, 80, NOISY | {"batch_size": 16, "active_ratio": 0.5}, "tp-topk"),
-        (
-            80,
-            649,
-            80,
-            NOISY | {"batch_size": 16, "method": get_method("tp-topk", ranking="coherent")},
-            "tp-topk",
-        ),
+        (80, 649, 80, NOISY | COHERENT, "tp-topk"),
     ],
 )
 def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, method):
@@ -273,50 +213,12 @@ def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, 
     assert model.result_.plan == other.plan
 
 
-def test_the_features_that_were_kept_are_named():
-    X, y = table(features=6)
-    names = list("abcdef")
-    model = classifier(active_ratio=0.5).fit(pd.DataFrame(X, columns=names), y)
-    kept = model.result_.support.indices.numpy()
-    assert model.kept_features_.tolist() == [names[i] for i in kept if i < 6]
-    assert classifier().fit(X, y).kept_features_.tolist() == list(range(6))
-
-
-def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
-    X, y = (pd.DataFrame(table()[0], columns=["age", "stay", "visits"]), table()[1])
-    other, labels = table(seed=5)
-    held = (pd.DataFrame(other, columns=X.columns), labels)
-    model = classifier(run_dir=tmp_path / "run", bounds=(-1, 1)).fit(X, y, eval_set=held)
-    assert model.result_.metrics["accuracy"] == model.score(*held)
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["model"] == "logistic regression"
-    assert record["schema"]["feature_names"] == ["age", "stay", "visits"]
-    assert record["schema"]["classes"] == [0, 1]
-    assert record["schema"]["feature_bounds"] == [-1, 1]
-
-
-def test_the_report_names_the_table_and_the_features_kept(tmp_path):
-    X, y = table(features=40)
-    frame = pd.DataFrame(X, columns=[f"lab_{i}" for i in range(40)])
-    kept = classifier(name="ward 7", run_dir=tmp_path, active_ratio=0.3).fit(frame, y).kept_features_.tolist()
-    page = sparsedp.write_report(tmp_path).read_text()
-    assert 0 < len(kept) < 40
-    assert f"{len(kept)} of 40: {', '.join(kept)}" in page
-    assert "<h1>tp-topk on ward 7</h1>" in page
-
-
 @pytest.mark.parametrize(("asked", "method"), [({}, "dp-sgd"), ({"active_ratio": 0.3}, "tp-topk")])
 def test_an_estimators_run_can_be_diagnosed(tmp_path, asked, method):
     model = classifier(run_dir=tmp_path / "run", epochs=6, batch_size=128, epsilon=8.0, **asked)
     model.fit(*table(rows=800, features=40))
     assert model.method_ == method
     assert set(look(tmp_path / "run").splits) == {"energy", "coherent"}
-
-
-@pytest.mark.parametrize("hidden", [(0,), (2.5,), (-1, 3)])
-def test_hidden_layers_of_no_width_are_refused(hidden):
-    with pytest.raises(SparseDPError, match="hidden"):
-        classifier(hidden_layer_sizes=hidden).fit(*table())
 
 
 def test_sparse_and_dense_features_give_the_same_model():
@@ -328,16 +230,10 @@ def test_sparse_and_dense_features_give_the_same_model():
         thin = classifier(**same).fit(kind(X), y)
         np.testing.assert_allclose(weights(thin), weights(dense), atol=1e-6)
         np.testing.assert_allclose(thin.predict_proba(kind(X)), dense.predict_proba(X), atol=1e-6)
-
-
-def test_entries_given_twice_in_a_sparse_matrix_add_up():
-    X, y = table(features=5)
-    index = (np.repeat(np.arange(80), 10), np.tile(np.arange(5), 160))
-    doubled = sparse.csr_matrix((np.repeat(X / 2, 2, axis=0).ravel(), index), shape=X.shape)
-    assert doubled.nnz == X.size or not doubled.has_canonical_format
-    np.testing.assert_allclose(
-        weights(classifier().fit(doubled, y)), weights(classifier().fit(X, y)), atol=1e-6
-    )
+    twice = (np.repeat(np.arange(80), 60), np.tile(np.arange(30), 160))
+    doubled = sparse.csr_matrix((np.repeat(X / 2, 2, axis=0).ravel(), twice), shape=X.shape)
+    plain, summed = classifier().fit(X, y), classifier().fit(doubled, y)
+    np.testing.assert_allclose(weights(summed), weights(plain), atol=1e-6)
 
 
 def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
@@ -348,8 +244,6 @@ def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
     assert classifier(method="tp-coherent").fit(*many).result_.k == 120
     assert classifier().fit(*many).result_.k == 601
     assert classifier(method="dp-sgd").fit(*few).result_.k == 4
-    with pytest.raises(SparseDPError, match="ratio"):
-        classifier(active_ratio=0.0).fit(*few)
 
 
 # The rate
@@ -371,39 +265,12 @@ def test_the_estimators_take_it_and_a_network_or_a_given_rate_does_not(unit_norm
     assert rate_in(classifier(**given, lr=0.125, run_dir=tmp_path / "given").fit(X, y)) == 0.125
     network = classifier(**given, hidden_layer_sizes=4, run_dir=tmp_path / "network").fit(X, y)
     assert rate_in(network) == pytest.approx(0.2 * math.sqrt(16 / 128))
-    number = SparseDPRegressor(
-        **given,
-        bounds=(-1, 1),
-        target_bounds=(0, 1),
-        batch_size=16,
-        random_state=0,
-        run_dir=tmp_path / "number",
-    ).fit(X, y)
+    told = {"target_bounds": (0, 1), "batch_size": 16, "run_dir": tmp_path / "number"}
+    number = regressor(**given, **told).fit(X, y)
     assert rate_in(number) == pytest.approx(table_rate(number.result_.plan, 6, length, SQUARED))
 
 
-def test_no_value_of_the_table_moves_the_rate(tmp_path):
-    X, y = table(rows=300, features=5)
-    rng = np.random.default_rng(1)
-    first = classifier(run_dir=tmp_path / "first", epochs=2).fit(X, y)
-    second = classifier(run_dir=tmp_path / "second", epochs=2).fit(rng.uniform(-9, 9, X.shape), 1 - y)
-    assert rate_in(first) == rate_in(second)
-
-
 # Copies
-
-
-@pytest.mark.parametrize("hidden", [(), (5,)])
-def test_copies_of_a_fitted_model_predict_the_same(hidden):
-    X, y = table()
-    model = classifier(hidden_layer_sizes=hidden, unit="patient").fit(X, y, groups=np.arange(80) // 2)
-    buffer = BytesIO()
-    joblib.dump(model, buffer)
-    buffer.seek(0)
-    for copy in (pickle.loads(pickle.dumps(model)), joblib.load(buffer)):
-        np.testing.assert_array_equal(copy.predict_proba(X), model.predict_proba(X))
-        assert (copy.epsilon_, copy.guarantee_) == (model.epsilon_, model.guarantee_)
-        assert copy.result_.plan == model.result_.plan
 
 
 def test_a_saved_model_carries_no_record():
@@ -429,25 +296,6 @@ def test_a_fit_that_fails_leaves_the_one_before_whole():
     np.testing.assert_array_equal(model.predict(X), said)
 
 
-def test_a_clone_has_the_settings_and_not_the_fit():
-    X, y = table()
-    model = classifier(bounds=(np.full(3, -1.0), 1), active_ratio=0.5).fit(X, y)
-    twin = clone(model)
-    with pytest.raises(NotFittedError):
-        twin.predict(X)
-    np.testing.assert_array_equal(weights(twin.fit(X, y)), weights(model))
-
-
-def test_a_frame_gives_its_column_names():
-    X, y = table()
-    frame = pd.DataFrame(X, columns=["age", "stay", "visits"])
-    model = classifier().fit(frame, pd.Series(y))
-    assert model.feature_names_in_.tolist() == ["age", "stay", "visits"]
-    assert model.n_features_in_ == 3
-    with pytest.raises(ValueError, match="feature names"):
-        model.predict(frame.rename(columns={"age": "years"}))
-
-
 # Columns whose size is measured privately
 
 
@@ -455,12 +303,8 @@ def test_the_measurement_is_a_phase_of_the_plan_and_in_the_ledger(tmp_path):
     X, y = table(rows=400)
     model = classifier(epsilon=3, private_scale=[0, 2], run_dir=tmp_path / "run").fit(X, y)
     first, *others = model.result_.plan.phases
-    assert (first.name, first.steps, first.sampling_rate, first.noise_multiplier) == (
-        "normalise",
-        1,
-        1.0,
-        8.0,
-    )
+    assert (first.name, first.steps) == ("normalise", 1)
+    assert (first.sampling_rate, first.noise_multiplier) == (1.0, 8.0)
     assert first.support["columns"] == (0, 2)
     ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert ledger.charged == 1 + sum(phase.steps for phase in others)
@@ -469,13 +313,6 @@ def test_the_measurement_is_a_phase_of_the_plan_and_in_the_ledger(tmp_path):
     assert verify(tmp_path / "run").passed
     assert model.model_.scale[1] == 1
     assert not model.model_.centre.any()
-
-
-def test_the_rest_of_the_plan_has_more_noise_for_it():
-    X, y = table(rows=400)
-    without = classifier(epsilon=1).fit(X, y).result_.plan.phases[-1].noise_multiplier
-    with_it = classifier(epsilon=1, private_scale=[0]).fit(X, y).result_.plan.phases[-1].noise_multiplier
-    assert with_it > 1.01 * without
 
 
 def test_a_column_that_is_far_smaller_than_its_bounds_counts_again():
@@ -499,20 +336,6 @@ def test_columns_are_taken_by_name_and_kept_features_are_still_named():
     own = classifier(private_scale=PrivateNormalisation(noise_multiplier=4.0)).fit(frame, y)
     assert own.result_.plan.phases[0].steps == 2
     assert own.model_.centre.any()
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        (["height"], DataError, r"private_scale: got the columns \['height'\], expected some of stay, age, visits"),
-        ([3], PrivacyError, "columns: got 3, expected numbers below 3"),
-        ([], PrivacyError, "columns: got"),
-    ],
-)  # fmt: skip
-def test_columns_that_are_not_there_are_refused(given, error, message):
-    X, y = table()
-    with pytest.raises(error, match=message):
-        classifier(private_scale=given).fit(pd.DataFrame(X, columns=["stay", "age", "visits"]), y)
 
 
 # Regression
@@ -567,26 +390,6 @@ def test_targets_outside_the_bounds_count_as_the_bounds():
     np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
 
 
-@pytest.mark.nightly
-def test_a_network_learns_what_a_line_cannot():
-    X, _ = numbers()
-    y = 20 + 10 * X[:, 0] * X[:, 1]
-    settings = {"epsilon": 20.0, "epochs": 40, "target_bounds": (10, 30)}
-    assert regressor(**settings, hidden_layer_sizes=16).fit(X, y).score(X, y) > 0.5
-    assert regressor(**settings).fit(X, y).score(X, y) < 0.1
-
-
-@pytest.mark.parametrize("bounds", [None, (0, 0), (0, np.inf), 3, (1, 2, 3), ("a", "b")])
-def test_bounds_of_the_target_have_to_be_public(bounds):
-    with pytest.raises(PrivacyError, match="known without looking at the data"):
-        regressor(target_bounds=bounds).fit(*numbers(100))
-
-
-def test_a_loss_that_is_none_is_refused():
-    with pytest.raises(SparseDPError, match="'squared' or 'huber'"):
-        regressor(loss="absolute").fit(*numbers(100))
-
-
 @pytest.mark.parametrize("norm", ["auto", {"*bias": 0.2, "*": 0.5}])
 def test_a_clip_beyond_flat_is_that_of_fit(norm):
     fitted = classifier(max_grad_norm=norm).fit(*table())
@@ -604,14 +407,51 @@ def test_noise_in_place_of_a_budget_says_what_it_cost():
     assert given.epsilon_ == pytest.approx(same.target_epsilon)
 
 
+COLUMNS = {"columns": {"stay": "drop", "age": "drop", "visits": "drop"}, "bounds": None}
+
+
 @pytest.mark.parametrize(
-    ("told", "match"),
+    ("given", "error", "told"),
     [
-        ({"noise_multiplier": 1.0}, "expected one of them"),
-        ({"noise_multiplier": 0.0, "epsilon": None}, "noise_multiplier: got 0.0"),
-        ({"epsilon": None}, "epsilon: got None"),
+        *(({"epsilon": one}, PrivacyError, "epsilon: got") for one in (None, True, "3", 0.0, -1.0, np.inf, np.nan)),
+        ({"noise_multiplier": 1.0}, PrivacyError, "expected one of them"),
+        ({"noise_multiplier": 0.0, "epsilon": None}, PrivacyError, "noise_multiplier: got 0.0"),
+        ({"classes": [0, 2]}, DataError, "not among the declared"),
+        ({"classes": ["0", "1"]}, DataError, "not among the declared"),
+        ({"classes": [0]}, DataError, "at least 2"),
+        ({"class_weight": "balanced"}, PrivacyError, "count the training labels"),
+        ({"class_weight": {1: 0.0}}, DataError, "> 0"),
+        ({"class_weight": {1: np.inf}}, DataError, "> 0"),
+        ({"class_weight": {7: 1.0}}, DataError, "some of the classes"),
+        ({"unit": "patient"}, PrivacyError, "unit_ids|groups"),
+        *(({"bounds": one}, DataError, "bounds")
+          for one in [(1, 1), (0, np.inf), (np.nan, 1), ([0, 0], 1), 3, (0, 1, 2), ("a", "b")]),
+        (COLUMNS, DataError, "every column is left out"),
+        (COLUMNS | {"bounds": (0, 1)}, DataError, "columns and bounds"),
+        *(({"hidden_layer_sizes": one}, SparseDPError, "hidden") for one in [(0,), (2.5,), (-1, 3)]),
+        ({"model": "trees"}, SparseDPError, "expected 'linear', or 'additive' with"),
+        ({"model": "additive"}, SparseDPError, "expected 'linear', or 'additive' with"),
+        ({"active_ratio": 0.0}, SparseDPError, "ratio"),
+        ({"private_scale": ["height"]}, DataError,
+         r"private_scale: got the columns \['height'\], expected some of stay, age, visits"),
+        ({"private_scale": [3]}, PrivacyError, "columns: got 3, expected numbers below 3"),
+        ({"private_scale": []}, PrivacyError, "columns: got"),
     ],
-)
-def test_a_budget_told_twice_or_not_at_all_is_refused(told, match):
-    with pytest.raises(PrivacyError, match=match):
-        classifier(**told).fit(*table())
+)  # fmt: skip
+def test_settings_that_make_no_sense_or_are_not_public_are_refused(given, error, told):
+    X, y = table()
+    with pytest.raises(error, match=told):
+        classifier(**given).fit(pd.DataFrame(X, columns=["stay", "age", "visits"]), y)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        *(({"target_bounds": one}, "known without looking at the data")
+          for one in [None, (0, 0), (0, np.inf), 3, (1, 2, 3), ("a", "b")]),
+        ({"loss": "absolute"}, "'squared' or 'huber'"),
+    ],
+)  # fmt: skip
+def test_a_regression_without_public_bounds_or_a_loss_is_refused(given, told):
+    with pytest.raises(SparseDPError, match=told):
+        regressor(**given).fit(*numbers(100))

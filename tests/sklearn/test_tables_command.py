@@ -3,15 +3,17 @@
 import csv
 import json
 import tomllib
+import traceback
 
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from sparsedp import DataError, PrivacyError, verify
+from sparsedp import DataError, PrivacyError, SparseDPError, verify
 from sparsedp.cli import app
 from sparsedp.cli.tables import load_estimator, read_tables
+from sparsedp.runs.run import Run
 from sparsedp.sklearn import PrivacyBudget, SparseDPClassifier
 from sparsedp.sklearn.data import held_out_by_hash
 from sparsedp.sklearn.preprocessing import read_columns
@@ -66,6 +68,11 @@ def trained(folder, *more, target="readmitted", to="run"):
     )  # fmt: skip
 
 
+def features_of(folder, target):
+    table = read_tables([folder / "patients.csv"])
+    return table.part([name for name in table.columns if name != target])
+
+
 def test_a_draft_is_made_from_the_header_alone(folder):
     drawn = tomllib.loads(run("columns", folder / "patients.csv"))["columns"]
     assert list(drawn) == HEADER
@@ -90,13 +97,9 @@ def test_the_shell_gives_the_same_bits_as_the_estimator(folder):
     X, y = frame.drop(columns="readmitted"), frame["readmitted"].to_numpy().astype(str)
     model.fit(X[~apart], y[~apart])
     loaded = load_estimator(folder / "run")
-    shown = read_tables([folder / "patients.csv"]).without("readmitted")
+    shown = features_of(folder, "readmitted")
     np.testing.assert_array_equal(loaded.predict_proba(shown), model.predict_proba(X))
-    assert model.result_.plan == load_plan(folder / "run", model)
-
-
-def load_plan(path, model):
-    return type(model.result_.plan).from_json((path / "plan.json").read_text())
+    assert model.result_.plan == Run.open(folder / "run").plan
 
 
 def test_a_run_is_verified_has_the_page_and_predicts(folder):
@@ -162,7 +165,7 @@ def test_a_target_with_bounds_is_regressed_and_files_add_up(folder):
         "--epsilon", 3, "--run-dir", folder / "apart", "--seed", 1, "--epochs", 2,
     )  # fmt: skip
     trained(folder, target="stay", to="whole")
-    shown = read_tables([folder / "patients.csv"]).without("stay")
+    shown = features_of(folder, "stay")
     predicted = [load_estimator(folder / name).predict(shown) for name in ("apart", "whole")]
     np.testing.assert_array_equal(*predicted)
     assert ((predicted[0] >= 0) & (predicted[0] <= 30)).all()
@@ -182,6 +185,28 @@ def test_a_target_that_does_not_fit_is_refused_without_a_value(folder, target, e
     with pytest.raises(error, match=message) as refusal:
         trained(folder, target=target)
     assert "Up" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"age,ward\n71,\xe4rztehaus\n", "expected CSV in UTF-8"),
+        (b"age;ward\n71;hiv+\n", "expected commas between the columns"),
+        (b"age,ward\n71,hiv+\n72,hiv+,9\n", "line 3 has 3 values, expected 2"),
+        (b"age,age\n71,hiv+\n", "a different name for each column"),
+        (b"age,ward\n", "expected rows below the header"),
+        (b"", "expected a header"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_without_a_value(tmp_path, content, message):
+    (tmp_path / "ward.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message) as refusal:
+        read_tables([tmp_path / "ward.csv"])
+    shown = "".join(traceback.format_exception(refusal.value))
+    assert not any(secret in shown for secret in ("71", "hiv", "rzte", "xe4"))
+    (tmp_path / "ward.parquet").write_bytes(content)
+    with pytest.raises(SparseDPError, match="Parquet"):
+        read_tables([tmp_path / "ward.parquet"])
 
 
 def test_parquet_is_read_with_its_types(folder):
