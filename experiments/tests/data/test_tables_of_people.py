@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from tables_of_people import ADULT_ROW, CENSUS_ROW, COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import diabetes130, load
@@ -39,7 +40,6 @@ from sparsedp_experiments.data.tables import (
 )
 from sparsedp_experiments.runs.execute import execute, recall_at
 from sparsedp_experiments.runs.settings import Settings
-from tables_of_people import ADULT_ROW, CENSUS_ROW, COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 # The hospital table: encodings fixed before any row is read.
 

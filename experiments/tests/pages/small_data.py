@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 from sparsedp_experiments.data.encoding import Number
 from sparsedp_experiments.data.tables import schema
 from sparsedp_experiments.data.vision import CIFAR_CLASSES
-from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 TRAIN, TEST = 112, 40
 PATIENTS = 48

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tables_of_people import ADULT_ROW
 
 from sparsedp.auditing import AuditResult
 from sparsedp.batch import per_sample_loss
@@ -21,7 +22,6 @@ from sparsedp_experiments.runs import settings as settings_module
 from sparsedp_experiments.runs.ablations import support_of, train_ablation
 from sparsedp_experiments.runs.execute import _load, build_model, execute, load_data, ranking_metrics, rate_of
 from sparsedp_experiments.runs.settings import Settings
-from tables_of_people import ADULT_ROW
 
 # Settings carried out: data, model, privacy unit and optimizer are those asked for.
 

@@ -396,8 +396,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _warn_of_numbers(self, examples: int, groups: Any) -> None:
         """Warn of what ruins a model, from public numbers, names and the user's own bounds."""
-        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        somebody = [name for name in names if names_somebody(name)]
+        rules = self.columns or {}
+        names = [name for name in getattr(self, "feature_names_in_", ()) if rules.get(name) != "drop"]
+        somebody = [name for name in names if names_somebody(str(name))]
         if groups is None and self.unit is None and somebody:
             warn(
                 f"column {somebody[0]!r} looks like an id by its name, and no groups were given: each example is "
@@ -405,19 +406,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 f'"unit" (or as "drop", if each id has one example)',
                 PrivacyWarning,
             )
-        described = self.columns is not None or self.bounds is not None
-        if not (
-            described or self.unit_norm or self.private_scale is not None or in_a_pipeline_behind_a_step()
-        ):
+        scaled = any(one is not None for one in (self.columns, self.bounds, self.private_scale))
+        if not (scaled or self.unit_norm or in_a_pipeline_behind_a_step()):
             warn(
                 f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
                 "bounds=(-1, 1) says that they are scaled already"
             )
         for name in self._wide_columns():
             warn(
-                f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will "
-                "be next to "
-                "one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
+                f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will be next "
+                "to one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
                 '("count", high), which takes logarithms'
             )
         units = _count_units(examples, groups)
@@ -426,9 +424,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         )
         if self.epsilon is not None and units * self.epsilon < 10 * min(width, 100):
             warn(
-                f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be "
-                "all there "
-                "is to see. Use fewer features, more units, or a larger epsilon"
+                f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be all "
+                "there is to see. Use fewer features, more units, or a larger epsilon"
             )
 
     def _wide_columns(self) -> list[Any]:

@@ -51,10 +51,8 @@ class PrivacyBudget:
         self, epsilon: float, delta: float, path: str | os.PathLike[str], composition: str = "rdp"
     ) -> None:
         if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
-            raise PrivacyError(
-                f"budget: got epsilon={epsilon!r} and delta={delta!r}, expected a finite epsilon > 0 and 0 < "
-                "delta < 1"
-            )
+            told = "expected a finite epsilon > 0 and 0 < delta < 1"
+            raise PrivacyError(f"budget: got epsilon={epsilon!r} and delta={delta!r}, {told}")
         if composition not in ("rdp", "sum"):
             raise PrivacyError(f"composition: got {composition!r}, expected 'rdp' or 'sum'")
         self.epsilon, self.delta, self.composition = float(epsilon), float(delta), composition
@@ -80,15 +78,11 @@ class PrivacyBudget:
     def __str__(self) -> str:
         """What is left, in words."""
         drawn = self.draws
-        again = (
-            f", {int(self.left / drawn[-1]['share'] + 1e-9)} more like the last"
-            if drawn and drawn[-1]["share"]
-            else ""
-        )
-        return (
-            f"{self.left:.1%} left of epsilon={self.epsilon:g} at delta={self.delta:g} ({self.composition}) after "
-            f"{len(drawn)} fit{'' if len(drawn) == 1 else 's'}{again}"
-        )
+        fits = f"{len(drawn)} fit{'' if len(drawn) == 1 else 's'}"
+        if drawn and drawn[-1]["share"]:
+            fits += f", {int(self.left / drawn[-1]['share'] + 1e-9)} more like the last"
+        whole = f"epsilon={self.epsilon:g} at delta={self.delta:g} ({self.composition})"
+        return f"{self.left:.1%} left of {whole} after {fits}"
 
     def draw(self, plan: Plan, what: str = "fit", run: Path | None = None, *, paid: bool = False) -> None:
         """Pay for a plan, before it releases anything.
@@ -107,12 +101,10 @@ class PrivacyBudget:
         with self._locked() as content:
             self._check(content)
             units = {"unit": plan.unit, "units": plan.units}
-            if content.setdefault("protects", units) != units:
+            if (first := content.setdefault("protects", units)) != units:
                 raise PrivacyError(
                     f"budget: got a fit that protects {plan.units} units called {plan.unit!r}, expected "
-                    f"{content['protects']['units']} called {content['protects']['unit']!r}, as in the first "
-                    "draw: one "
-                    "budget is for the same units"
+                    f"{first['units']} called {first['unit']!r}, as in the first draw: a budget is for the same units"
                 )
             place = None if run is None else str(run.absolute())
             if paid and place and any(one.get("run") == place for one in content["draws"]):
@@ -120,24 +112,15 @@ class PrivacyBudget:
             cost, share = self._cost(plan, content)
             left = self._left(content)
             if share > left * (1 + 1e-12):
+                whole = "" if content["draws"] else ", or, for one fit that takes it all, composition='sum'"
                 raise PrivacyError(
-                    f"budget: this fit (epsilon={plan_epsilon(plan):.4g}) costs {share:.1%} of "
-                    f"epsilon={self.epsilon:g} at "
-                    f"delta={self.delta:g} by {self.composition!r}, and {left:.1%} is left; nothing was "
-                    "released. Ask for "
-                    "a smaller epsilon" + ("" if content["draws"] or self.composition == "sum" else
-                    ", or, for one fit that takes it all, composition='sum'")
-                )  # fmt: skip
-            content["draws"].append(
-                {
-                    "what": what,
-                    "run": place,
-                    "epsilon": plan_epsilon(plan),
-                    "delta": plan.delta,
-                    "cost": cost,
-                    "share": share,
-                }
-            )
+                    f"budget: this fit (epsilon={plan_epsilon(plan):.4g}) costs {share:.1%} of epsilon="
+                    f"{self.epsilon:g} at delta={self.delta:g} by {self.composition!r}, and {left:.1%} is left; "
+                    "nothing was released. Ask for a smaller epsilon"
+                    + (whole if self.composition == "rdp" else "")
+                )
+            drawn = {"what": what, "run": place, "epsilon": plan_epsilon(plan), "delta": plan.delta}
+            content["draws"].append({**drawn, "cost": cost, "share": share})
             self._write(content)
 
     def _cost(self, plan: Plan, content: dict[str, Any]) -> tuple[list[float], float]:
