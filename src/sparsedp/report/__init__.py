@@ -42,7 +42,6 @@ METRICS = {
     "loss": "held-out loss",
 }
 """The metrics a report leads with, the first one there is."""
-ACCOUNTANTS = {"pld": "PLD, the tightest", "rdp": "RDP", "rdp-classic": "RDP, classic conversion"}
 
 
 def write_report(source: Path | str | Result, out: Path | str | None = None) -> Path:
@@ -150,43 +149,20 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "plan": plan,
         "record": record,
         "ledger": ledger,
-        "title": run_title(record),
         "guarantee": describe_run(plan, ledger, record),
         "verification": found,
         "unchecked": UNCHECKED,
-        "badges": _badges(run),
         "tiles": _tiles(run, energy_share(segments, run.layout.dimension)),
         "phases": [_phase_row(plan, phase) for phase in plan.phases],
-        "accountants": [
-            (ACCOUNTANTS.get(name, name), epsilon_text(value)) for name, value in epsilons(plan).items()
-        ],
+        "epsilons": epsilons(plan),
         "charts": [_metric_chart(run), _epsilon_chart(run)],
-        "parameters": _parameters(run),
+        "active": run.spans[-1].by_parameter if run.spans else {slot.name: slot.size for slot in run.layout},
         "features": _features(run),
         "segments": _segment_rows(segments, run.layout.dimension),
         "more_segments": max(0, len(segments) - MAX_SEGMENTS),
         "audit": saved_audit(run.path, ledger.head),
         "settings": json.dumps({**settings, "plan": json.loads(plan.to_json())}, indent=2),
     }
-
-
-def run_title(record: Mapping[str, Any]) -> str:
-    """Name a run by its method, data set and variant."""
-    data = f" on {record['dataset']}" if record["dataset"] else ""
-    variant = f" ({record['variant']})" if record["variant"] else ""
-    return f"{record['method']}{data}{variant}"
-
-
-def _badges(run: Run) -> list[tuple[str, str]]:
-    """Short marks: text and kind."""
-    status, unit = run.record["status"], run.plan.unit
-    marks = [(status, "good" if status == "finished" else "warn")]
-    secure = run.record["seed"] is None and run.record["publishable"]
-    marks.append(
-        ("noise from the operating system", "good") if secure else ("reproducible, not for release", "warn")
-    )
-    alone = "protects each row, not whoever has several"
-    return [*marks, (alone, "warn") if unit == "row" else (f"protects each {unit}", "plain")]
 
 
 def _tiles(run: Run, share: float | None) -> list[tuple[str, str, str]]:
@@ -321,17 +297,6 @@ def _epsilon_chart(run: Run) -> Mapping[str, Any]:
 def _warm_up(plan: Plan) -> list[tuple[float, float, str]]:
     first = plan.training[0]
     return [(0.0, first.steps / plan.steps_per_epoch, "warm-up")] if first.name == WARM_UP.name else []
-
-
-def _parameters(run: Run) -> list[tuple[str, str, str, float]]:
-    """Each parameter's name, shape, active count and active share in the last support."""
-    active = run.spans[-1].by_parameter if run.spans else {}
-    rows = []
-    for slot in run.layout:
-        kept = active.get(slot.name, 0) if run.spans else slot.size
-        shape = " × ".join(map(str, slot.shape)) or "scalar"
-        rows.append((slot.name, shape, f"{count(kept)} of {count(slot.size)}", kept / slot.size))
-    return rows
 
 
 def _features(run: Run) -> str | None:
