@@ -204,7 +204,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """The features, scaled as the model eats them, and y; every example by itself."""
         if self.columns is None:
             refuse_what_is_no_number(X)
-        what = what_is_no_number(np.asarray(y)) if self._y_check and np.ndim(y) == 1 else None
+        numbers = np.asarray(y) if self._y_check else np.zeros(0)
+        what = what_is_no_number(numbers) if numbers.ndim == 1 else None
         if what is not None and what.startswith(("text", "dates")):  # scikit-learn's message would show one
             raise DataError(f"y holds {what}, expected numbers within target_bounds; leave such rows out")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32), **self._y_check)
