@@ -25,8 +25,10 @@ BEYOND_FILES = (
 
 
 def epsilons(plan: Plan) -> dict[str, float]:
-    """Epsilon of the whole plan by every accountant; empty without a delta."""
-    return {} if plan.delta is None else {name: plan_epsilon(plan, name) for name in ACCOUNTANTS}
+    """Epsilon of the whole plan by every accountant; empty without a delta, and where earlier runs count too."""
+    if plan.delta is None or (plan.continuation is not None and plan.continuation.ledgers):
+        return {}
+    return {name: plan_epsilon(plan, name) for name in ACCOUNTANTS}
 
 
 def guarantee(plan: Plan) -> str:

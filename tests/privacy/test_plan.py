@@ -206,6 +206,7 @@ def test_the_summary_names_unit_relation_delta_and_accountant():
     )
     continued = replace(calibrated, accountant="rdp-filter", continuation=PriorSpending(4.5, 0.1, ("ab",)))
     assert "together with 1 earlier run for adding" in guarantee(continued)
+    assert epsilons(continued) == {}  # the other accountants know of no earlier run
     assert set(epsilons(calibrated)) == {"pld", "rdp", "rdp-classic"}
 
 
