@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, final
 
@@ -35,63 +34,19 @@ class Features(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PixelScale:
-    """A public affine map from stored to model values: value * scale + shift, one number per channel or one for all.
-
-    **Privacy.** Data-independent as long as its constants are; those below are.
-    """
-
-    scale: tuple[float, ...]
-    shift: tuple[float, ...]
-
-    @classmethod
-    def from_moments(cls, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScale:
-        return cls(tuple(1 / (255 * s) for s in std), tuple(-m / s for m, s in zip(mean, std, strict=True)))
-
-
-UNIT = PixelScale((1 / 255,), (0.0,))
-"""Bytes to [0, 1]."""
-
-CENTRED = PixelScale((2 / 255,), (-1.0,))
-"""Bytes to [-1, 1]."""
-
-MNIST_PUBLISHED = PixelScale.from_moments((0.1307,), (0.3081,))
-"""The moments everyone uses for MNIST: computed from it by others, so for papers' tables, not for private data."""
-
-CIFAR10_PUBLISHED = PixelScale.from_moments((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-"""The moments everyone uses for CIFAR-10, with the same reservation."""
-
-PIXELS: Mapping[str, PixelScale] = {
-    "unit": UNIT,
-    "centred": CENTRED,
-    "mnist-published": MNIST_PUBLISHED,
-    "cifar10-published": CIFAR10_PUBLISHED,
-}
-"""The pixel scales by the names configurations use."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A tensor of records [N, ...]: float32 or integer ids as they are, bytes and half floats turned into float32.
+    """A tensor of records [N, ...]: float32 or ids as they are, half floats as float32, bytes as numbers in [0, 1].
 
     With `rows`, only those records, in that order: a selection shares its values, which may be a file in memory.
     """
 
     values: Tensor
-    pixels: PixelScale | None = None
     rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.values.dim() < 2:
             raise DataError(f"Dense: got values of shape {tuple(self.values.shape)}, expected [records, ...]")
-        if self.values.dtype == torch.uint8 and self.pixels is None:
-            raise DataError("Dense: bytes need a PixelScale such as UNIT")
-        if self.pixels is not None and len(self.pixels.scale) not in (1, self.values.shape[1]):
-            raise DataError(
-                f"Dense: got {len(self.pixels.scale)} pixel scales for {self.values.shape[1]} channels, expected 1 "
-                "or one each"
-            )
 
     def __len__(self) -> int:
         return len(self.values if self.rows is None else self.rows)
@@ -103,16 +58,11 @@ class Dense:
     def batch(self, indices: Tensor) -> Tensor:
         """Records at these indices, ready for the model."""
         records = _gather(self.values, indices if self.rows is None else self.rows[indices])
-        if self.pixels is None:
-            return records
-        axes = [-1, *[1] * (records.dim() - 2)]
-        scale = torch.tensor(self.pixels.scale).reshape(axes)
-        shift = torch.tensor(self.pixels.shift).reshape(axes)
-        return torch.addcmul(shift, records, scale)
+        return records * (1 / 255) if self.values.dtype == torch.uint8 else records
 
     def select(self, indices: Tensor) -> Dense:
         """These records as features of their own; the values are shared."""
-        return Dense(self.values, self.pixels, indices if self.rows is None else self.rows[indices])
+        return Dense(self.values, indices if self.rows is None else self.rows[indices])
 
 
 def _gather(values: Tensor, rows: Tensor) -> Tensor:

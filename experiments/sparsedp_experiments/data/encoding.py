@@ -126,19 +126,6 @@ class Category(ColumnRule):
 
 
 @dataclass(frozen=True, slots=True)
-class Ordinal(ColumnRule):
-    """Ordered levels as one number: k/n for the k-th of n; missing, silent and unknown values are 0."""
-
-    levels: tuple[str, ...]
-    silent: tuple[str, ...] = ()
-
-    def encode(self, table: Table) -> sparse.csr_array:
-        rank = {level: (k + 1) / len(self.levels) for k, level in enumerate(self.levels)}
-        values = np.array([rank.get(value, 0.0) for value in table[self.column]], dtype=np.float32)
-        return sparse.csr_array(values[:, None])
-
-
-@dataclass(frozen=True, slots=True)
 class Number(ColumnRule):
     """A number clamped to public bounds and mapped to [0, 1], on a logarithmic scale if asked."""
 

@@ -1,9 +1,8 @@
-"""MovieLens, 100K and 1M, in its official layouts: does a user like a film? Held-out users; the unit is the user."""
+"""MovieLens 100K in its official layout: does a user like a film? Held-out users; the unit is the user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,101 +24,71 @@ OCCUPATIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RatingsFormat:
-    """How one of the sets is written: its files, what parts a line, where in a user's line age and gender stand."""
-
-    films: int
-    ratings: str
-    users: str
-    separator: str
-    age: int
-    gender: int
-    occupation: Callable[[str], int]
+FILMS, RATINGS, USERS = 1682, "u.data", "u.user"
+FIELD_SIZES = (FILMS, len(AGES) + 1, 2, len(OCCUPATIONS), 11)
+"""How many values each field of a row can have: film, age group, gender, occupation, first digit of the zip code."""
 
 
-_LAYOUTS: Mapping[str, RatingsFormat] = {
-    "100k": RatingsFormat(1682, "u.data", "u.user", "|", 1, 2, OCCUPATIONS.index),
-    "1m": RatingsFormat(3952, "ratings.dat", "users.dat", "::", 2, 1, int),
-}
-"""Fields of a row: film, age group, gender, occupation, first digit of the zip code."""
-
-
-def field_sizes(size: str) -> tuple[int, ...]:
-    """How many values each field of a row can have: public, from the sets' descriptions."""
-    return (_LAYOUTS[size].films, len(AGES) + 1, 2, len(OCCUPATIONS), 11)
-
-
-def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
+def movielens(root: Path | str | None = None) -> DataBundle:
     """Ratings as ids of the film and of the user's group: age, gender, occupation, region. Target: rated 4 or 5.
 
     All fields share one table of embeddings, each with rows of its own. A fifth of the users are the test set, by a
     public hash of the user's number. A user's other ratings are no input, so privacy per rating means what it says.
     **Privacy.** The unit is the user, who has up to a few thousand ratings; `unit="row"` protects single ratings.
     """
-    if size not in _LAYOUTS:
-        raise DataError(f"movielens: got size {size!r}, expected one of {', '.join(_LAYOUTS)}")
-    (path,) = SOURCES[f"movielens-{size}"].require(root)
+    (path,) = SOURCES["movielens-100k"].require(root)
     with open_tree(path) as tree:
-        users = _read_users(tree, _LAYOUTS[size])
-        records = _read_ratings(tree, _LAYOUTS[size], users)
+        users = _read_users(tree)
+        records = _read_ratings(tree, users)
     numbers = torch.tensor([record[0] for record in records])
-    starts = torch.tensor([0, *field_sizes(size)[:-1]]).cumsum(0)
+    starts = torch.tensor([0, *FIELD_SIZES[:-1]]).cumsum(0)
     ids = torch.tensor([(film - 1, *users[user]) for user, film, _ in records]) + starts
     whole = Split(Dense(ids), torch.tensor([int(rating >= LIKED) for *_, rating in records]), numbers)
-    train, test = parted(whole, [f"movielens-{size}:{user}" for user in numbers.tolist()])
+    train, test = parted(whole, [f"movielens-100k:{user}" for user in numbers.tolist()])
     return DataBundle(
-        name=f"movielens-{size}",
+        name="movielens-100k",
         variant="official",
         train=train,
         test=test,
         classes=RATING_CLASSES,
         unit="user",
         notes=("the test set is a fifth of the users",),
-        fingerprint=fingerprint([path], "movielens", size),
-        vocabulary=sum(field_sizes(size)),
+        fingerprint=fingerprint([path], "movielens", "100k"),
+        vocabulary=sum(FIELD_SIZES),
         ranked=True,
     )
 
 
-def _read_users(tree: FileTree, layout: RatingsFormat) -> dict[int, tuple[int, int, int, int]]:
+def _read_users(tree: FileTree) -> dict[int, tuple[int, int, int, int]]:
     """Age group, gender, occupation and region of every user."""
     found = {}
-    for line, parts in _rating_lines(tree, layout.users, layout.separator, 5):
+    for line, (user, age, gender, occupation, zip_code) in _rating_lines(tree, USERS, "|", 5):
         try:
-            age = sum(int(parts[layout.age]) >= low for low in AGES)
-            zip_code = parts[4][:1]
-            region = int(zip_code) if zip_code.isdigit() else 10
-            gender, occupation = "FM".index(parts[layout.gender]), layout.occupation(parts[3])
-            if not 0 <= occupation < len(OCCUPATIONS):
-                raise ValueError(f"occupation {parts[3]!r}")
-            found[int(parts[0])] = (age, gender, occupation, region)
+            group, region = sum(int(age) >= low for low in AGES), zip_code[:1]
+            found[int(user)] = (
+                group, "FM".index(gender), OCCUPATIONS.index(occupation), int(region) if region.isdigit() else 10,
+            )  # fmt: skip
         except ValueError as error:
-            raise DataError(
-                f"{tree.origin}: {layout.users}, line {line}: no user's line ({error})"
-            ) from error
+            raise DataError(f"{tree.origin}: {USERS}, line {line}: no user's line ({error})") from error
     return found
 
 
-def _read_ratings(
-    tree: FileTree, layout: RatingsFormat, users: Mapping[int, Sequence[int]]
-) -> list[tuple[int, int, int]]:
+def _read_ratings(tree: FileTree, users: Mapping[int, Sequence[int]]) -> list[tuple[int, int, int]]:
     """User, film and rating, in the order of the file."""
-    separator = "\t" if layout.separator == "|" else layout.separator
     found = []
-    for line, parts in _rating_lines(tree, layout.ratings, separator, 4):
+    for line, parts in _rating_lines(tree, RATINGS, "\t", 4):
         try:
             user, film, rating = (int(part) for part in parts[:3])
         except ValueError as error:
-            raise DataError(f"{tree.origin}: {layout.ratings}, line {line}: no rating ({error})") from error
-        if user not in users or not 1 <= film <= layout.films or not 1 <= rating <= 5:
+            raise DataError(f"{tree.origin}: {RATINGS}, line {line}: no rating ({error})") from error
+        if user not in users or not 1 <= film <= FILMS or not 1 <= rating <= 5:
             raise DataError(
-                f"{tree.origin}: {layout.ratings}, line {line}: got user {user}, film {film}, rating {rating}; "
-                f"expected a user of {layout.users}, a film up to {layout.films} and a rating of 1 to 5"
+                f"{tree.origin}: {RATINGS}, line {line}: got user {user}, film {film}, rating {rating}; expected a "
+                f"user of {USERS}, a film up to {FILMS} and a rating of 1 to 5"
             )
         found.append((user, film, rating))
     if not found:
-        raise DataError(f"{tree.origin}: {layout.ratings} holds no ratings")
+        raise DataError(f"{tree.origin}: {RATINGS} holds no ratings")
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp_experiments.data.bundle import PIXELS, UNIT, DataBundle, PixelScale
+from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.features import lite0_bundle, scattering_bundle
 from sparsedp_experiments.data.files import DATA_VARIABLE, search_roots
 
@@ -122,7 +122,7 @@ class DatasetRow:
         check_options(self.name, options, self.options)
         given = {**self.chosen, **options}
         featured = {name: given.pop(name) for name in self._feature_options if name in given}
-        bundle = self.loader(root, **with_pixels(given))
+        bundle = self.loader(root, **given)
         return bundle if self.features is None else self.features(bundle, **featured)
 
 
@@ -142,13 +142,3 @@ def check_options(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -
         raise SparseDPError(f"data_options: {what} takes none, got {unknown}")
     if unknown:
         raise SparseDPError(f"data_options: {what} knows no {unknown}; expected some of {sorted(known)}")
-
-
-def with_pixels(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the pixel scale put in for its name."""
-    pixels = options.get("pixels", UNIT)
-    if isinstance(pixels, PixelScale):
-        return dict(options)
-    if pixels not in PIXELS:
-        raise SparseDPError(f"pixels: got {pixels!r}, expected one of {', '.join(PIXELS)}")
-    return {**options, "pixels": PIXELS[pixels]}

@@ -17,7 +17,6 @@ from sparsedp_experiments.data.encoding import (
     Hashed,
     Known,
     Number,
-    Ordinal,
     Table,
     encode,
     read_columns,
@@ -74,27 +73,21 @@ _CODES: Mapping[str, tuple[ColumnRule, ...]] = {
     "by position": tuple(map(Diagnoses, ("diag_1", "diag_2", "diag_3"))),
     "pooled": (Diagnoses("diag_1/diag_2/diag_3"),),
 }
-_ORDERS: Mapping[str, tuple[ColumnRule, ...]] = {
-    "one-hot": _ORDERED,
-    "ordinal": tuple(Ordinal(b.column, b.levels, b.silent) for b in _ORDERED),
-}
 
 
-def schema(ordered: str = "one-hot", diagnoses: str = "by position") -> tuple[ColumnRule, ...]:
+def schema(diagnoses: str = "by position") -> tuple[ColumnRule, ...]:
     """The public encoding of the table: bounds and lists from its data dictionary and the ICD-9 ranges.
 
-    `ordered` encodes age, weight, test results and doses as categories or as one number each; `diagnoses` keeps the
-    three diagnosis columns apart or pools them. The data dictionary gives no list of payers and specialties: hashed.
+    `diagnoses` keeps the three diagnosis columns apart or pools them. The data dictionary gives no list of payers and
+    specialties: hashed.
     """
-    for given, table in ((ordered, _ORDERS), (diagnoses, _CODES)):
-        if given not in table:
-            raise DataError(f"diabetes130: got {given!r}, expected one of {', '.join(table)}")
-    return (*_NUMBERS, *_NOMINAL, *_ORDERS[ordered], *_CODES[diagnoses])
+    if diagnoses not in _CODES:
+        raise DataError(f"diabetes130: got {diagnoses!r}, expected one of {', '.join(_CODES)}")
+    return (*_NUMBERS, *_NOMINAL, *_ORDERED, *_CODES[diagnoses])
 
 
 def diabetes130(
     root: Path | str | None = None,
-    ordered: str = "one-hot",
     diagnoses: str = "by position",
     unit_norm: bool = True,
 ) -> DataBundle:
@@ -105,7 +98,7 @@ def diabetes130(
     **Privacy.** The encoding is fixed by `schema`: nothing is learned from the rows. The unit is the patient, who has
     up to 40 rows.
     """
-    blocks = schema(ordered, diagnoses)
+    blocks = schema(diagnoses)
     (path,) = SOURCES["diabetes130"].require(root)
     table = read_table(path)
     features = encode(table, blocks, unit_norm)
@@ -116,13 +109,13 @@ def diabetes130(
     )
     return DataBundle(
         name="diabetes130",
-        variant=f"ordered columns {ordered}, diagnoses {diagnoses}" + (", unit norm" if unit_norm else ""),
+        variant=f"ordered columns one-hot, diagnoses {diagnoses}" + (", unit norm" if unit_norm else ""),
         train=train,
         test=test,
         classes=HOSPITAL_CLASSES,
         unit="patient",
         notes=("the test set is a fifth of the patients",),
-        fingerprint=fingerprint([path], "diabetes130", ordered, diagnoses, unit_norm),
+        fingerprint=fingerprint([path], "diabetes130", "one-hot", diagnoses, unit_norm),
         unit_norm=unit_norm,
     )
 

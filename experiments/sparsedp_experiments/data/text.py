@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -69,38 +69,20 @@ class HashedTexts:
         return len(self.starts) - 1
 
 
-def _binary(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    return np.ones(len(counts))
-
-
-def _logarithmic(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    return 1.0 + np.log(counts)
-
-
-WEIGHTINGS: Mapping[str, Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]] = {
-    "binary": _binary,
-    "log": _logarithmic,
-}
-"""Weight of a bucket from how often it occurs in the text, before scaling to unit length."""
-
-
-def bag_of_words(texts: HashedTexts, buckets: int = BUCKETS, weighting: str = "binary") -> Sparse:
-    """Each text as a unit vector over hash buckets.
+def bag_of_words(texts: HashedTexts, buckets: int = BUCKETS) -> Sparse:
+    """Which hash buckets each text has, as a unit vector.
 
     **Edge cases.** A text without a word is the zero vector.
     """
-    if weighting not in WEIGHTINGS:
-        raise DataError(f"bag_of_words: got weighting {weighting!r}, expected one of {', '.join(WEIGHTINGS)}")
     if buckets < 1:
         raise DataError(f"bag_of_words: got {buckets} buckets, expected at least 1")
     owner = np.repeat(np.arange(len(texts)), np.diff(texts.starts))
-    pairs, counts = np.unique(owner * buckets + texts.hashes % buckets, return_counts=True)
+    pairs = np.unique(owner * buckets + texts.hashes % buckets)
     rows, columns = pairs // buckets, pairs % buckets
-    weights = WEIGHTINGS[weighting](counts)
-    squares = np.bincount(rows, weights=weights**2, minlength=len(texts))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(texts)))])
-    scaled = (weights / np.sqrt(squares)[rows]).astype(np.float32)
-    return Sparse(sparse.csr_array((scaled, columns, starts), shape=(len(texts), buckets)))
+    sizes = np.bincount(rows, minlength=len(texts))
+    weights = (1 / np.sqrt(sizes.astype(np.float64))[rows]).astype(np.float32)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return Sparse(sparse.csr_array((weights, columns, starts), shape=(len(texts), buckets)))
 
 
 def token_ids(texts: HashedTexts, length: int, vocabulary: int = BUCKETS) -> Dense:
@@ -124,12 +106,10 @@ _SIDES = ("train", "test")
 _ARRAYS = tuple(f"{side}_{part}" for side in _SIDES for part in ("hashes", "starts", "labels"))
 
 
-def imdb(root: Path | str | None = None, buckets: int = BUCKETS, weighting: str = "binary") -> DataBundle:
-    """Reviews as hashed bags of words of unit length: which words occur ("binary"), or how often ("log")."""
+def imdb(root: Path | str | None = None, buckets: int = BUCKETS) -> DataBundle:
+    """Reviews as hashed bags of words of unit length: which words occur."""
     return _bundle(
-        root,
-        f"bag of words, {buckets} buckets, {weighting}",
-        lambda texts: bag_of_words(texts, buckets, weighting),
+        root, f"bag of words, {buckets} buckets, binary", lambda texts: bag_of_words(texts, buckets)
     )
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data.bundle import UNIT, DataBundle, Dense, PixelScale, Split
+from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
 from sparsedp_experiments.data.files import (
     Arrays,
     FileTree,
@@ -65,17 +65,17 @@ def digits(root: Path | str | None = None) -> DataBundle:
     )
 
 
-def mnist(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
+def mnist(root: Path | str | None = None) -> DataBundle:
     """MNIST, from its four IDX files."""
-    return _load_idx("mnist", DIGITS, root, pixels)
+    return _load_idx("mnist", DIGITS, root)
 
 
-def fashion_mnist(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
+def fashion_mnist(root: Path | str | None = None) -> DataBundle:
     """Fashion-MNIST, from its four IDX files."""
-    return _load_idx("fashion-mnist", CLOTHES, root, pixels)
+    return _load_idx("fashion-mnist", CLOTHES, root)
 
 
-def cifar10(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
+def cifar10(root: Path | str | None = None) -> DataBundle:
     """CIFAR-10 from the first form found in a folder: binary batches, JPEG zip. Decoded once and cached."""
     source = SOURCES["cifar10"]
     by_name = {name: form for form, (file,) in source.forms.items() for name in file.names}
@@ -87,11 +87,11 @@ def cifar10(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBu
     return DataBundle(
         name="cifar10",
         variant=form,
-        train=_split(arrays["train_images"], arrays["train_labels"], pixels),
-        test=_split(arrays["test_images"], arrays["test_labels"], pixels),
+        train=_split(arrays["train_images"], arrays["train_labels"]),
+        test=_split(arrays["test_images"], arrays["test_labels"]),
         classes=CIFAR_CLASSES,
         notes=(JPEG_NOTE,) if form == "jpeg" else (),
-        fingerprint=f"{key}|{pixels}",
+        fingerprint=key,
     )
 
 
@@ -128,19 +128,19 @@ def read_idx(path: Path, axes: int) -> Bytes:
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
-def _load_idx(name: str, classes: tuple[str, ...], root: Path | str | None, pixels: PixelScale) -> DataBundle:
+def _load_idx(name: str, classes: tuple[str, ...], root: Path | str | None) -> DataBundle:
     paths = SOURCES[name].require(root)
     return DataBundle(
         name=name,
         variant="official",
-        train=_idx_split(paths[0], paths[1], len(classes), pixels),
-        test=_idx_split(paths[2], paths[3], len(classes), pixels),
+        train=_idx_split(paths[0], paths[1], len(classes)),
+        test=_idx_split(paths[2], paths[3], len(classes)),
         classes=classes,
-        fingerprint=fingerprint(paths, name, pixels),
+        fingerprint=fingerprint(paths, name),
     )
 
 
-def _idx_split(images_path: Path, labels_path: Path, classes: int, pixels: PixelScale) -> Split:
+def _idx_split(images_path: Path, labels_path: Path, classes: int) -> Split:
     images, labels = read_idx(images_path, axes=3), read_idx(labels_path, axes=1)
     if len(images) != len(labels):
         raise DataError(
@@ -148,11 +148,11 @@ def _idx_split(images_path: Path, labels_path: Path, classes: int, pixels: Pixel
         )
     if len(labels) and labels.max() >= classes:
         raise DataError(f"{labels_path}: got label {labels.max()}, expected 0 to {classes - 1}")
-    return _split(images.copy()[:, None], labels, pixels)
+    return _split(images.copy()[:, None], labels)
 
 
-def _split(images: Bytes, labels: Labels, pixels: PixelScale) -> Split:
-    return Split(Dense(torch.from_numpy(images), pixels), torch.from_numpy(labels.astype(np.int64)))
+def _split(images: Bytes, labels: Labels) -> Split:
+    return Split(Dense(torch.from_numpy(images)), torch.from_numpy(labels.astype(np.int64)))
 
 
 def read_batch(content: bytes, name: str) -> tuple[Bytes, Labels]:
@@ -213,9 +213,7 @@ LABEL_FILES: Mapping[str, str] = {"all": "trainLabels.csv", "natural": "naturalL
 _IMAGE = re.compile(r"(\d+)_(left|right)")
 
 
-def eyepacs(
-    root: Path | str | None = None, prevalence: str = "all", size: int = 64, pixels: PixelScale = UNIT
-) -> DataBundle:
+def eyepacs(root: Path | str | None = None, prevalence: str = "all", size: int = 64) -> DataBundle:
     """EyePACS, any retinopathy (grade above 0), as 3 x size x size pictures.
 
     A fifth of the patients are the test set, by a public hash of the patient's number; both eyes go together.
@@ -245,7 +243,7 @@ def eyepacs(
     order = torch.tensor([row[image] for image in grades])
     targets = torch.tensor([int(grade > 0) for grade in grades.values()])
     patients = torch.tensor([patient_of(image) for image in grades])
-    whole = Split(Dense(torch.from_numpy(arrays["images"]), pixels, order), targets, patients)
+    whole = Split(Dense(torch.from_numpy(arrays["images"]), order), targets, patients)
     train, test = parted(whole, [f"eyepacs:{patient}" for patient in patients.tolist()])
     return DataBundle(
         name="eyepacs",
@@ -255,7 +253,7 @@ def eyepacs(
         classes=EYE_CLASSES,
         unit="patient",
         notes=("the test set is a fifth of the patients, not Kaggle's",),
-        fingerprint=f"{key}|{prevalence}|{fingerprint([labels_path])}|{pixels}",
+        fingerprint=f"{key}|{prevalence}|{fingerprint([labels_path])}",
     )
 
 

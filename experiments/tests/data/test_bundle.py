@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from sparsedp.errors import DataError
 from sparsedp.loading import BatchFetch
 from sparsedp_experiments.data import SOURCES, DataBundle, Dense, Split, get, status
-from sparsedp_experiments.data.bundle import CENTRED, UNIT, PixelScale, Sparse, holdout
+from sparsedp_experiments.data.bundle import Sparse, holdout
 from sparsedp_experiments.data.files import cache_dir, cache_path, cached_arrays, fingerprint
 from sparsedp_experiments.data.registry import DIFFERENT, OFFICIAL, UNKNOWN, compare, public_checksum
 from sparsedp_experiments.data.spec import PublicFiles, SourceFile
@@ -27,7 +27,7 @@ from sparsedp_experiments.data.spec import PublicFiles, SourceFile
 
 def byte_split(rows=6, units=None):
     values = torch.arange(rows * 8, dtype=torch.uint8).reshape(rows, 2, 2, 2)
-    return Split(Dense(values, UNIT), torch.arange(rows) % 2, units)
+    return Split(Dense(values), torch.arange(rows) % 2, units)
 
 
 def sparse_rows():
@@ -43,20 +43,14 @@ def test_bytes_become_floats_between_zero_and_one():
     assert targets.tolist() == [1, 0]
 
 
-def test_pixel_scales_are_the_affine_maps_they_say():
-    values = torch.tensor([[[[0]], [[255]]]], dtype=torch.uint8)
-    index = torch.tensor([0])
-    torch.testing.assert_close(Dense(values, CENTRED).batch(index).flatten(), torch.tensor([-1.0, 1.0]))
-    scale = PixelScale.from_moments((0.5, 0.25), (0.1, 0.5))
-    torch.testing.assert_close(Dense(values, scale).batch(index).flatten(), torch.tensor([-5.0, 1.5]))
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32])
 def test_a_large_fetch_equals_fetching_one_by_one(dtype):
     values = torch.randint(0, 200, (40, 3), generator=torch.Generator().manual_seed(0)).to(dtype)
-    features = Dense(values, PixelScale((1.0,), (0.0,)))
+    features = Dense(values)
     indices = torch.randint(0, 40, (1500,), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(features.batch(indices), values[indices].float())
+    assert torch.equal(
+        features.batch(indices), values[indices].float() * (1 / 255 if dtype == torch.uint8 else 1)
+    )
 
 
 def test_a_selection_shares_its_values_and_can_be_selected_from():
@@ -111,9 +105,7 @@ def test_holdout_never_splits_a_unit():
 
 
 def test_validated_bundle_never_shows_the_test_set():
-    test = Split(
-        Dense(torch.full((3, 2, 2, 2), 255, dtype=torch.uint8), UNIT), torch.zeros(3, dtype=torch.int64)
-    )
+    test = Split(Dense(torch.full((3, 2, 2, 2), 255, dtype=torch.uint8)), torch.zeros(3, dtype=torch.int64))
     bundle = DataBundle("toy", "made", byte_split(20), test, ("a", "b"))
     tuning = bundle.validated(fraction=0.25, seed=1)
     assert (len(tuning.train), len(tuning.test)) == (15, 5)
@@ -132,8 +124,6 @@ def test_a_unit_on_both_sides_is_refused():
     ("make", "message"),
     [
         (lambda: Dense(torch.zeros(3)), r"expected \[records, ...\]"),
-        (lambda: Dense(torch.zeros(3, 2, dtype=torch.uint8)), "bytes need a PixelScale"),
-        (lambda: Dense(torch.zeros(3, 2, 1), PixelScale((1.0,) * 3, (0.0,) * 3)), "expected 1 or one each"),
         (lambda: Split(sparse_rows(), torch.zeros(3)), r"expected \(4,\)"),
         (lambda: Split(sparse_rows(), torch.zeros(4), torch.zeros(4)), "expected 4 integers"),
         (lambda: holdout(byte_split(), 1.0, 0), "between 0 and 1"),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparsedp_experiments.data import DataBundle, Dense, Split, scattering_bundle
-from sparsedp_experiments.data.bundle import UNIT, holdout, mirrored
+from sparsedp_experiments.data.bundle import holdout, mirrored
 from sparsedp_experiments.data.features import MAPS, Scattering
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
@@ -38,7 +38,7 @@ def image_bundle(fingerprint=None, size=8, channels=1):
 
     def split(rows):
         values = torch.randint(0, 256, (rows, channels, size, size), dtype=torch.uint8, generator=generator)
-        return Split(Dense(values, UNIT), torch.arange(rows) % 2, torch.arange(rows) + 1000 * rows)
+        return Split(Dense(values), torch.arange(rows) % 2, torch.arange(rows) + 1000 * rows)
 
     return DataBundle("toy", "made", split(600), split(7), ("a", "b"), "patient", ("a note",), fingerprint)
 

@@ -21,13 +21,12 @@ from sparsedp_experiments.data.encoding import (
     Diagnoses,
     Hashed,
     Number,
-    Ordinal,
     encode,
     feature_names,
     icd9_name,
     icd9_slot,
 )
-from sparsedp_experiments.data.ratings import field_sizes
+from sparsedp_experiments.data.ratings import FIELD_SIZES
 from sparsedp_experiments.data.tables import (
     _ADULT_RULES,
     _CENSUS_RULES,
@@ -146,11 +145,10 @@ def test_the_encoding_of_a_row_does_not_depend_on_the_others():
     one = record(3, diag_1="414", medical_specialty="Cardiology")
     table = {column: [row[column] for row in [*odd, one]] for column in COLUMNS}
     alone = {column: [one[column]] for column in COLUMNS}
-    for ordered in ("one-hot", "ordinal"):
-        for diagnoses in ("by position", "pooled"):
-            blocks = schema(ordered, diagnoses)
-            among = encode(table, blocks, unit_norm=True).batch(torch.tensor([200]))
-            assert torch.equal(among, encode(alone, blocks, unit_norm=True).batch(torch.tensor([0])))
+    for diagnoses in ("by position", "pooled"):
+        blocks = schema(diagnoses)
+        among = encode(table, blocks, unit_norm=True).batch(torch.tensor([200]))
+        assert torch.equal(among, encode(alone, blocks, unit_norm=True).batch(torch.tensor([0])))
 
 
 @pytest.mark.parametrize(
@@ -201,8 +199,6 @@ def test_blocks_clamp_and_hash_and_put_the_unknown_in_a_slot_of_its_own():
     assert Number("x", 0, 10).encode(table).toarray().tolist() == [[0.0], [0.5], [1.0], [0.0]]
     category = Category("c", ("a", "b"), silent=("quiet",)).encode(table)
     assert category.toarray().tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
-    ordinal = Ordinal("c", ("a", "b")).encode(table)
-    assert ordinal.toarray().tolist() == [[1.0], [0.0], [0.0], [0.0]]
     hashed = Hashed("c", 8).encode(table)
     assert hashed.shape == (4, 8)
     assert hashed.sum(axis=1).tolist() == [1, 1, 0, 1]
@@ -213,9 +209,7 @@ def test_blocks_clamp_and_hash_and_put_the_unknown_in_a_slot_of_its_own():
         Number("x", 0, 1).encode({"x": ["many"]})
 
 
-@pytest.mark.parametrize(
-    "block", schema() + schema("ordinal", "pooled"), ids=lambda block: "/".join(block.columns)
-)
+@pytest.mark.parametrize("block", schema() + schema("pooled"), ids=lambda block: "/".join(block.columns))
 def test_every_block_has_as_many_names_as_numbers(block):
     nothing = {column: ["?"] for column in block.columns}
     assert len(block.names()) == block.encode(nothing).shape[1]
@@ -252,8 +246,8 @@ def test_missing_columns_rows_and_members_are_named(tmp_path):
         archive.writestr("other.csv", "x")
     with pytest.raises(DataError, match=r"no diabetic_data\.csv in it"):
         diabetes130(tmp_path)
-    with pytest.raises(DataError, match="got 'thermometer', expected one of one-hot, ordinal"):
-        diabetes130(tmp_path, ordered="thermometer")
+    with pytest.raises(DataError, match="got 'mixed', expected one of by position, pooled"):
+        diabetes130(tmp_path, diagnoses="mixed")
 
 
 @pytest.mark.data
@@ -273,25 +267,16 @@ def test_the_real_table_is_complete_and_split_by_patient(real_data):
     assert unforeseen <= {"diag_1=other", "diag_2=other", "diag_3=other"}
 
 
-@pytest.mark.parametrize(
-    ("ordered", "diagnoses", "digest"),
-    [
-        ("one-hot", "by position", "533bffb073c6ec37"),
-        ("ordinal", "pooled", "d940307c3ff329e7"),
-    ],
-)
-def test_the_encoded_table_is_the_same_to_the_bit_as_when_it_was_first_recorded(
-    tmp_path, ordered, diagnoses, digest
-):
+def test_the_encoded_table_is_the_same_to_the_bit_as_when_it_was_first_recorded(tmp_path):
     records = [
         record(p, diag_2=("250.83", "V45", "?")[p % 3], diag_3="E909", age=f"[{p % 9}0-{p % 9 + 1}0)", weight="?",
                num_medications=str(p), payer_code=f"P{p % 7}")
         for p in range(60)
     ]  # fmt: skip
     write_csv(tmp_path / "diabetic_data.csv", records)
-    features = encode(read_table(tmp_path / "diabetic_data.csv"), schema(ordered, diagnoses), unit_norm=True)
+    features = encode(read_table(tmp_path / "diabetic_data.csv"), schema(), unit_norm=True)
     dense = features.batch(torch.arange(60))
-    assert hashlib.sha256(dense.numpy().tobytes()).hexdigest()[:16] == digest
+    assert hashlib.sha256(dense.numpy().tobytes()).hexdigest()[:16] == "533bffb073c6ec37"
 
 
 # The census tables and COMPAS: official layouts, and encodings fixed before any row is read.
@@ -455,14 +440,6 @@ def hundred_k() -> dict[str, str]:
     return {"u.data": "\n".join(ratings) + "\n", "u.user": "\n".join(users) + "\n"}
 
 
-def one_m() -> dict[str, str]:
-    users = [f"{u}::{'MF'[u % 2]}::{(1, 18, 56)[u % 3]}::{u % 21}::02139" for u in range(1, USERS + 1)]
-    ratings = [
-        f"{u}::{film}::{1 + (u + film) % 5}::97830{u}" for u in range(1, USERS + 1) for film in (1, 3952, u)
-    ]
-    return {"ratings.dat": "\n".join(ratings), "users.dat": "\n".join(users)}
-
-
 def write(root, name, files, packed):
     if packed:
         with zipfile.ZipFile(root / f"{name}.zip", "w") as archive:
@@ -475,11 +452,10 @@ def write(root, name, files, packed):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "zip"])
-@pytest.mark.parametrize(("size", "files"), [("100k", hundred_k()), ("1m", one_m())], ids=["100k", "1m"])
-def test_ratings_become_ids_of_disjoint_fields_and_users_stay_on_one_side(tmp_path, size, files, packed):
-    write(tmp_path, f"ml-{size}", files, packed)
-    bundle = load(f"movielens-{size}", tmp_path)
-    sizes = field_sizes(size)
+def test_ratings_become_ids_of_disjoint_fields_and_users_stay_on_one_side(tmp_path, packed):
+    files, sizes = hundred_k(), FIELD_SIZES
+    write(tmp_path, "ml-100k", files, packed)
+    bundle = load("movielens-100k", tmp_path)
     starts = np.cumsum([0, *sizes[:-1]])
     ids = torch.cat([bundle.train.inputs, bundle.test.inputs]).numpy()
     assert bundle.vocabulary == sum(sizes)
@@ -567,4 +543,4 @@ def test_a_recommender_trains_per_user_and_per_rating(tmp_path, monkeypatch, uni
     result = execute(settings)
     assert result.unit == ("user" if unit is None else "row")
     assert 0 <= result.metrics["recall_at_10"] <= 1
-    assert result.d == sum(field_sizes("100k")) * 17 + 3
+    assert result.d == sum(FIELD_SIZES) * 17 + 3

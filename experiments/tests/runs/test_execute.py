@@ -176,10 +176,9 @@ def test_execute_of_an_ablation_is_refused():
         ({"model": "cnn"}, ModelError, "mnist-cnn"),
         ({"model_options": {"width": 3}}, ModelError, "knows no"),
         ({"model": "mnist-cnn", "model_options": {"activation": "sin"}}, SparseDPError, "activation"),
-        ({"data_options": {"pixels": "unit"}}, SparseDPError, "takes none"),
+        ({"data_options": {"groups": 9}}, SparseDPError, "takes none"),
         ({"momentum": 0.5, "model": "logistic"}, SparseDPError, "lr: not given"),
-        ({"dataset": "mnist", "data_options": {"colour": 1}}, SparseDPError, "knows no"),
-        ({"dataset": "mnist", "data_options": {"pixels": "bright"}}, SparseDPError, "pixels"),
+        ({"dataset": "mnist-scattering", "data_options": {"colour": 1}}, SparseDPError, "knows no"),
     ],
 )
 def test_what_cannot_be_done_is_said(changes, error, words):
