@@ -24,7 +24,7 @@ from federated_tools import (
 )
 
 import sparsedp
-from every_day import OFTEN
+from runs import OFTEN
 from sparsedp.batch import per_sample_loss
 from sparsedp.clipping import FlatClip
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD

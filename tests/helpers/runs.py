@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -195,3 +196,12 @@ def fix_releases(monkeypatch: Any) -> list[Charge]:
 
     monkeypatch.setattr(mechanism.GaussianMechanism, "release", fixed)
     return made
+
+
+OFTEN = frozenset({"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest"})
+"""What a slow test tries every day, one of each kind: dense, learned once, renewed, standardized, by a count."""
+
+
+def by_method(names: Iterable[str]) -> list[Any]:
+    """The names, as parameters of a test; `make nightly` tries those that are not tried often."""
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.nightly) for name in names]

@@ -20,7 +20,7 @@ from method_tools import (
     run,
 )
 
-from every_day import by_method
+from runs import by_method
 from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods

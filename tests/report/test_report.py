@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from report_runs import a_run, data, train
 
 import sparsedp
-from every_day import by_method
-from runs import fix_releases
+from runs import by_method, fix_releases
 from sparsedp import (
     DataError,
     PrivacyError,

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from every_day import by_method
 from flat_settings import placed
+from runs import by_method
 from sparsedp import PrivacyError, PrivateNormalisation, SparseDPError, list_methods, verify
 from sparsedp.diagnostics import look
 from sparsedp.errors import DataError

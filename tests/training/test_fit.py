@@ -17,9 +17,8 @@ from safetensors import safe_open
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from every_day import by_method
 from flat_settings import placed
-from runs import FEATURES, ROWS, loss_fn, network, rows, weights
+from runs import FEATURES, ROWS, by_method, loss_fn, network, rows, weights
 from sparsedp import PrivateNormalisation, RunMetadata, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError

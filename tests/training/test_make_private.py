@@ -122,18 +122,6 @@ def test_epsilon_so_far_is_the_accountants_at_every_step_and_delta():
     assert private.epsilon(1e-6) > private.epsilon(1e-3) == private.epsilon()
 
 
-def test_the_noise_may_be_given_instead_of_epsilon():
-    planned = a_loop()
-    noise = planned.noise_multiplier
-    given = a_loop(epsilon=None, noise_multiplier=noise)
-    assert given.planned_epsilon == planned.planned_epsilon
-    assert torch.equal(weights(train(given).model.module), weights(train(planned).model.module))
-    with pytest.raises(PrivacyError, match=r"epsilon=8.0 and noise_multiplier=1.0, expected one"):
-        a_loop(noise_multiplier=1.0)
-    with pytest.raises(PrivacyError, match="noise_multiplier"):
-        a_loop(epsilon=None, noise_multiplier=0.0)
-
-
 def test_evaluation_under_no_grad_is_the_plain_model():
     private = a_loop(eval_dataset=rows(7, 30))
     held, targets = rows(7, 30).tensors

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import killed_run
-from every_day import by_method
-from runs import CLASSES, FEATURES, SETUPS, a_plan, a_trainer, advance, finished, network, weights
+from runs import CLASSES, FEATURES, SETUPS, a_plan, a_trainer, advance, by_method, finished, network, weights
 from sparsedp._files import write_atomically
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig

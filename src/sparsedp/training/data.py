@@ -242,9 +242,8 @@ STATISTICS_ROWS = 1024
 class Batches:
     """Draws every step's batch as the plan says.
 
-    Formal guarantees: The rate comes from the plan that the ledger is charged by, and N is checked against
-    it. Rows that
-    look different beside different examples are refused: the first ones here, by their shapes in every batch.
+    Formal guarantees: The rate comes from the plan that the ledger is charged by, and N is checked against it. Rows
+    that look different beside different examples are refused: the first ones here, by their shapes in every batch.
     """
 
     def __init__(
@@ -320,9 +319,9 @@ def extract_features(
         batch_size: how many rows run at once.
         collate_fn: makes a batch of items, as in a `DataLoader`.
 
-    Formal guarantees: Features are private rows in another form. Training on them costs what training on the
-    rows costs, as
-    each is computed from its own row by a public function: that is checked on made-up rows, together and one by one.
+    Formal guarantees: Features are private rows in another form. Training on them costs what training on the rows
+    costs, as each is computed from its own row by a public function: that is checked on made-up rows, together and
+    one by one.
     Edge cases: A data set that augments is read once, so every epoch sees the same features.
 
     Raises:

@@ -123,9 +123,8 @@ def fit(
         progress: show a progress bar on a terminal.
         metadata: names for the record.
 
-    Formal guarantees: (epsilon, delta) under adding or removing one unit, for everything that the run gives
-    and writes, but
-    what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
+    Formal guarantees: (epsilon, delta) under adding or removing one unit, for everything that the run gives and
+    writes, but what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
     Edge cases: Under `torchrun` all processes train one model together; rank 0 keeps the run. Ctrl-C stops after
     the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """

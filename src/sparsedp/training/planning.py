@@ -106,9 +106,9 @@ class _Capped(NamedTuple):
     def plan(self, spec: PlanConfig, out: Path | str | None) -> Plan:
         """The plan under the cap, if there is one.
 
-        Formal guarantees: Cap and order are in the first run's plan, so they are settled before its first
-        release. A plan
-        that continues is for the folder `out` alone: asked for once more with another, it counts beside the first.
+        Formal guarantees: Cap and order are in the first run's plan, so they are settled before its first release. A
+        plan that continues is for the folder `out` alone: asked for once more with another, it counts beside the
+        first.
         """
         if self.chosen is not None and out is not None:
             draft = spec.draft()

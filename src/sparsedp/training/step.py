@@ -83,9 +83,9 @@ def release_selection(
 class StepCounts:
     """Counts, with noise, the rows that a step's units touch, and lets the controller choose the step's rows by it.
 
-    Formal guarantees: The count and the gradient are two Gaussian releases of the same units; the plan's
-    noise multiplier
-    is that of both together, and is charged before the count is made. Each unit's vector has norm at most one.
+    Formal guarantees: The count and the gradient are two Gaussian releases of the same units; the plan's noise
+    multiplier is that of both together, and is charged before the count is made. Each unit's vector has norm at most
+    one.
     """
 
     look: EmbeddingRowCounter | None
@@ -126,9 +126,8 @@ class PrivateStep:
     def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Chargeable) -> Release:
         """Charge, release, move the support, learn from the release.
 
-        Formal guarantees: `GaussianMechanism.release` is the only door: all before it is public or a count
-        released by
-        the same mechanism, all after it is post-processing.
+        Formal guarantees: `GaussianMechanism.release` is the only door: all before it is public or a count released
+        by the same mechanism, all after it is post-processing.
         """
         self.validation.check()
         phase = self.plan.phase_at(step)

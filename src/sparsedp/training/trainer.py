@@ -54,10 +54,9 @@ class Trainer(RecordedRun):
         callbacks: see every step and epoch: released and public values only.
         metadata: names for the record.
 
-    Formal guarantees: Every step is charged before it is taken, to a ledger that pays for this plan once,
-    and takes a batch
-    that this trainer drew. Unseeded runs draw noise and batches from the operating system. What callbacks and files
-    get is public or released.
+    Formal guarantees: Every step is charged before it is taken, to a ledger that pays for this plan once, and takes a
+    batch that this trainer drew. Unseeded runs draw noise and batches from the operating system. What callbacks and
+    files get is public or released.
     Edge cases: In a `torch.distributed` group all ranks make a trainer alike and step it alike; rank 0 keeps the
     run and evaluates, callbacks are called on all. An interrupted run resumes at its last checkpoint. A seeded one
     replays to the same weights; an unseeded one goes on after the steps that were paid for and lost, and so takes
