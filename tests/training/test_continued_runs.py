@@ -163,7 +163,7 @@ def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path: Path) -> None:
         run = context.Process(target=_continue_until, args=(2 * dies_at, folders))
         run.start()
         run.join()
-        closed_before.add(sum(Run.open(one).ledger.closings != () for one in folders))
+        closed_before.add(sum(Run.open(one).ledger.closed is not None for one in folders))
         assert CAP.remaining([Run.open(one).ledger for one in folders]) <= CAP.budget - charged(*folders)
         if any(Run.open(one).ledger.torn for one in folders):
             torn_before += 1

@@ -48,7 +48,8 @@ class LedgerState:
         sealed: what was charged by complete lines, in order, without gaps.
         torn: the bytes of an unfinished end of the file, which count as a block.
         files: the number of each line about files, from 1, and what it says: their SHA-256 by name.
-        closings: the number of each line that closed it, the first for good, and the plan that got what was left.
+        closed: the number of the line that closed it for good; None while its run can still be resumed.
+        successors: the plans that what was left was given to.
     """
 
     unit: str
@@ -62,7 +63,8 @@ class LedgerState:
     sealed: tuple[ChargeBlock, ...] = ()
     torn: bytes | None = None
     files: tuple[tuple[int, FrozenMap], ...] = ()
-    closings: tuple[tuple[int, Plan], ...] = ()
+    closed: int | None = None
+    successors: tuple[Plan, ...] = ()
 
     def expected_digests(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
@@ -86,7 +88,7 @@ class LedgerState:
     @property
     def charged_head(self) -> str:
         """Hash of the last line before it was closed; of the last line if it is open."""
-        return self.heads[self.closings[0][0] - 2] if self.closings else self.head
+        return self.heads[self.closed - 2] if self.closed else self.head
 
     @property
     def length(self) -> int:
@@ -103,11 +105,6 @@ class LedgerState:
         """Steps of the whole plan."""
         return sum(block.steps for block in self.planned)
 
-    @property
-    def successors(self) -> tuple[Plan, ...]:
-        """The plans that what was left was given to."""
-        return tuple(plan for _, plan in self.closings)
-
     def next_block(self) -> ChargeBlock:
         """The block that pays for the first step without a line; empty when all is charged, or it is closed."""
         first = sum(block.steps for block in self.sealed)
@@ -115,7 +112,7 @@ class LedgerState:
             left = phase.first_step + phase.steps - first
             if left > 0:
                 break
-        return phase._replace(first_step=first, steps=0 if self.closings else min(self.block, left))
+        return phase._replace(first_step=first, steps=0 if self.closed else min(self.block, left))
 
     def after(self, content: Mapping[str, Any], head: str) -> LedgerState:
         """The state with one more line, read or about to be written; it charges the plan's next block or nothing."""
@@ -127,7 +124,9 @@ class LedgerState:
             return replace(grown, files=(*self.files, (grown.length, FrozenMap(found))))
         if content["kind"] == "closed":
             successor = Plan.from_json(checks.text(content["successor"], "successor"))
-            return replace(grown, closings=(*self.closings, (grown.length, successor)))
+            return replace(
+                grown, closed=self.closed or grown.length, successors=(*self.successors, successor)
+            )
         block, expected = ChargeBlock(*(content[name] for name in ChargeBlock._fields)), self.next_block()
         if block != expected or (not block.steps and content["kind"] == "block"):
             raise PrivacyError(f"got {block}, which the plan does not allow; expected {expected}")
@@ -139,7 +138,7 @@ class LedgerState:
 
     def committed(self) -> tuple[SampledGaussian, ...]:
         """The most its run can ever spend: the whole plan, or what was charged when the ledger was closed."""
-        return self.events() if self.closings else _added_up(self.planned)
+        return self.events() if self.closed else _added_up(self.planned)
 
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
@@ -324,6 +323,7 @@ class Ledger:
         self.state = parse(first, "ledger") if state is None else state
         self.next_step = self.state.charged
         self._path: Path | None = None
+        self._name = "the ledger"
         self._file, self._closed = -1, False
         self._close: Callable[[], object] = lambda: None
         if path is not None:
@@ -351,10 +351,10 @@ class Ledger:
             ledger.next_step = state.charged
             if state.plan != plan.fingerprint:
                 raise PrivacyError(f"{path} belongs to another plan; resume with the plan it was created for")
-            if state.closings and not even_closed:
+            if state.closed and not even_closed:
                 raise PrivacyError(
                     f"{path} was closed: what its run had left was given to the plan "
-                    f"{state.closings[0][1].fingerprint}, so the run cannot be resumed. "
+                    f"{state.successors[0].fingerprint}, so the run cannot be resumed. "
                     "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
                 )
             missing = b"" if data.endswith(b"\n") else b"\n"
@@ -384,7 +384,7 @@ class Ledger:
         planned = Charge(phase.name, charge.step, phase.sampling_rate, phase.noise_multiplier)
         if charge != planned:
             raise PrivacyError(f"got {charge}, but the plan has {planned}; take all from the plan")
-        if self.state.closings:
+        if self.state.closed:
             raise PrivacyError(f"{self._name} was closed; nothing more can be charged to it")
         covered = self.state.charged
         if charge.step > covered:
@@ -427,10 +427,6 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _name(self) -> str:
-        return "the ledger" if self._path is None else f"the ledger {self._path}"
-
     @contextmanager
     def _opening(self, path: Path, flags: int, refusal: str) -> Iterator[None]:
         """Open and lock the file; it is closed again if the block raises."""
@@ -438,7 +434,7 @@ class Ledger:
             file = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
         except (FileExistsError, FileNotFoundError) as error:
             raise PrivacyError(refusal) from error
-        self._path, self._file = path, file
+        self._path, self._file, self._name = path, file, f"the ledger {path}"
         self._close = weakref.finalize(self, os.close, file)
         _OPEN.add(self)
         try:

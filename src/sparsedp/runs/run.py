@@ -236,7 +236,7 @@ def continue_runs(
         promised = {one.fingerprint: one for ledger in ledgers for one in ledger.state.successors}
         # What is committed once all are closed, which they are before anybody sees the plan.
         closed = [
-            one.state if one.state.closings else one.state.after(closing_line(plan), "") for one in ledgers
+            one.state if one.state.closed else one.state.after(closing_line(plan), "") for one in ledgers
         ]
         found = chosen.calibrate(plan, closed, split, run)
         lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
