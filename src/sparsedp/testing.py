@@ -75,7 +75,7 @@ class _Run:
         setting = controller.begin_step(step)
         mean = torch.randn(LAYOUT.dimension, generator=_generator(self.seed, step), dtype=torch.float64)
         scale = setting.geometry.noise_scale(0.1, setting.support.size)
-        controller.update(_release(setting.support, setting.support.gather(mean), scale, step))
+        controller.update(made_up_release(setting.support, setting.support.gather(mean), scale, step))
         return setting
 
 
@@ -165,7 +165,7 @@ def _begun(plan: Plan) -> SupportScheduler:
         total = controller.tables.total
         counts = torch.randn(total, generator=_generator(7, 0), dtype=torch.float64)
         scale = torch.full((total,), 0.1, dtype=torch.float64)
-        controller.observe_selection(_release(Support.full(total), counts, scale, 0))
+        controller.observe_selection(made_up_release(Support.full(total), counts, scale, 0))
     return controller
 
 
@@ -173,8 +173,8 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(1000 * seed + step)
 
 
-def _release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Release:
-    """A release of made-up numbers, which no mechanism made and which is not for release."""
+def made_up_release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Release:
+    """A release of made-up numbers, which no mechanism made and which is not publishable."""
     return Release(
         support=support,
         mean=mean.double(),

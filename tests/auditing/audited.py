@@ -29,6 +29,8 @@ def audited(model: nn.Module | None = None, dataset: Dataset | None = None, **ch
         "method": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, "epochs": 4, "batch_size": 40, "max_grad_norm": 0.5,
         "confidence": CONFIDENCE, "steps": 40, "progress": False,
     }  # fmt: skip
+    if "plan" in changes:  # which has its own
+        settings = {name: settings[name] for name in ("confidence", "steps", "progress")}
     settings |= changes
     loss = nn.CrossEntropyLoss(reduction="none")
     return sparsedp.audit(model or network(), dataset or data(), loss, **settings)

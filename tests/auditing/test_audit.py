@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from sparsedp.auditing.one_run import Composition
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import build_plan, get_method
+from sparsedp.methods import build_plan
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.plan import SampledGaussian
 from sparsedp.randomness import SystemRandomness
@@ -146,17 +146,9 @@ def test_a_sampler_that_never_draws_some_is_not_taken_for_a_leak_of_others(monke
 @pytest.mark.usefixtures("quick")
 def test_the_same_audit_from_a_plan_and_as_json():
     plan = build_plan(
-        get_method("tp-topk"), units=400, batch_size=40, epochs=4, epsilon=8.0, delta=1e-5, max_grad_norm=0.5
+        "tp-topk", units=400, batch_size=40, epochs=4, epsilon=8.0, delta=1e-5, max_grad_norm=0.5
     )
-    nothing = {
-        "method": None,
-        "epsilon": None,
-        "delta": None,
-        "epochs": None,
-        "batch_size": None,
-        "max_grad_norm": None,
-    }
-    result = audited(plan=plan, **nothing, steps=10)
+    result = audited(plan=plan, steps=10)
     said = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert said["claimed_epsilon"] == pytest.approx(8.0, rel=0.006)
     assert (said["method"], said["confidence"], said["passed"]) == ("tp-topk", CONFIDENCE, True)
@@ -222,20 +214,13 @@ def test_the_model_and_its_generators_are_left_alone():
         ({"steps": 1}, SparseDPError, "steps"),
         ({"plan": "same", "run": "here"}, SparseDPError, "drop one of them"),
         ({"run": "nowhere"}, SparseDPError, "holds no run"),
-        ({"dataset": data(300), "plan": "same"}, SparseDPError, "drop them or it"),
+        ({"plan": "same", "epsilon": 8.0}, SparseDPError, "drop them or it"),
+        ({"dataset": data(300), "plan": "same"}, SparseDPError, "300 units"),
     ],
 )
 def test_mistakes_are_said(changes, error, words):
     if changes.get("plan") == "same":
-        changes["plan"] = build_plan(
-            get_method("dp-sgd"),
-            units=400,
-            batch_size=40,
-            epochs=1,
-            epsilon=8.0,
-            delta=1e-5,
-            max_grad_norm=1.0,
-        )
+        changes["plan"] = build_plan("dp-sgd", units=400, batch_size=40, epochs=1, epsilon=8.0, delta=1e-5)
     with pytest.raises(error, match=words):
         audited(**changes)
 

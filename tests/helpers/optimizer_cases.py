@@ -9,7 +9,8 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.privacy.mechanism import _SEAL, Release
+from sparsedp.privacy.mechanism import Release
+from sparsedp.testing import made_up_release
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -66,7 +67,4 @@ def random_support(dimension: int, size: int, seed: int) -> Support:
 def release(layout: ParameterLayout, support: Support, gradient: Tensor, step: int = 0) -> Release:
     """A release of exactly `gradient` on the support."""
     mean = support.gather(gradient.to(torch.float64))
-    return Release(
-        support=support, mean=mean, noise_scale=torch.zeros_like(mean), phase="train", step=step, publishable=False,
-        seal=_SEAL,
-    )  # fmt: skip
+    return made_up_release(support, mean, torch.zeros_like(mean), step)

@@ -21,10 +21,11 @@ from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.charge import Charge, ChargeLog
-from sparsedp.privacy.mechanism import _SEAL, GaussianMechanism, Release
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.testing import made_up_release
 
 
 def layout_of(*shapes: tuple[int, ...]) -> ParameterLayout:
@@ -51,26 +52,14 @@ def begun(
     if controller.tables is not None and SELECT in controller.method.stages:
         total = controller.tables.total
         counts = torch.from_numpy(np.random.default_rng(7).standard_normal(total))
-        controller.observe_selection(release(Support.full(total), counts, 0.1, phase="select"))
+        controller.observe_selection(release(Support.full(total), counts, 0.1))
     return controller
 
 
-def release(
-    support: Support, mean: Tensor, noise_scale: Tensor | float = 1.0, *, step: int = 0, phase: str = "main"
-) -> Release:
+def release(support: Support, mean: Tensor, noise_scale: Tensor | float = 1.0, *, step: int = 0) -> Release:
     """A release made by nobody's mechanism, of whatever values the test wants."""
-    scale = (
-        noise_scale if isinstance(noise_scale, Tensor) else torch.full((support.size,), float(noise_scale))
-    )
-    return Release(
-        support=support,
-        mean=mean.double(),
-        noise_scale=scale.double(),
-        phase=phase,
-        step=step,
-        publishable=False,
-        seal=_SEAL,
-    )
+    scale = noise_scale if isinstance(noise_scale, Tensor) else torch.full((support.size,), noise_scale)
+    return made_up_release(support, mean, scale, step)
 
 
 def plan_of(
@@ -95,11 +84,11 @@ def plan_of(
     return plan.with_noise({phase.name: noise for phase in plan.phases})
 
 
-def random_release(seed: int, step: int, setting: StepSetting, phase: str = "main") -> Release:
+def random_release(seed: int, step: int, setting: StepSetting) -> Release:
     """A release that depends on nothing but the seed, the step and the public setting."""
     mean = torch.from_numpy(np.random.default_rng([seed, step]).standard_normal(setting.support.dimension))
     scale = setting.geometry.noise_scale(0.1, setting.support.size)
-    return release(setting.support, setting.support.gather(mean), scale, step=step, phase=phase)
+    return release(setting.support, setting.support.gather(mean), scale, step=step)
 
 
 @dataclass
@@ -153,15 +142,6 @@ class InjectedNoise:
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: tuple[int, ...]) -> None:
         sums += self.rounded_gaussian(bits, sums.numel(), key)
-
-    def bernoulli(self, probability: float, size: int, key: tuple[int, ...]) -> np.ndarray:
-        raise AssertionError("the mechanism samples nothing")
-
-    def below(self, bounds: np.ndarray, key: tuple[int, ...]) -> np.ndarray:
-        raise AssertionError("the mechanism samples nothing")
-
-    def secret(self, key: tuple[int, ...]) -> None:
-        raise AssertionError("the mechanism keeps no secret")
 
 
 class TorchModel:

@@ -21,6 +21,7 @@ from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
+BUDGET = {"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
 
 
 def test_what_no_plan_has_is_refused_by_name():
@@ -48,10 +49,7 @@ def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
 
 def test_options_change_the_declared_rule_but_never_the_noise():
     def plan(**options):
-        return build_plan(
-            get_method("tp-topk", **options), **SIZES, epsilon=2.0, delta=1e-5, max_grad_norm=1.0,
-            accountant="rdp",
-        )  # fmt: skip
+        return build_plan(get_method("tp-topk", **options), **SIZES, **BUDGET)
 
     plain, other = (
         plan(),
@@ -66,15 +64,7 @@ def test_options_change_the_declared_rule_but_never_the_noise():
 
 def test_the_split_divides_two_phases_and_leaves_one_alone():
     def noises(name, split):
-        plan = build_plan(
-            get_method(name),
-            **SIZES,
-            epsilon=2.0,
-            delta=1e-5,
-            max_grad_norm=1.0,
-            accountant="rdp",
-            split=split,
-        )
+        plan = build_plan(name, **SIZES, **BUDGET, split=split)
         return [phase.noise_multiplier for phase in plan.phases]
 
     equal, nominal = noises("tp-topk", EqualNoise()), noises("tp-topk", NominalSplit(0.3))
@@ -207,16 +197,7 @@ BY_LAYER = {"0.*": 0.6, "*": 0.8}
 )
 @pytest.mark.parametrize("method", ["dp-sgd", "tp-topk"])
 def test_a_plan_clips_as_asked_and_states_the_clips_sensitivity(method, asked, clip):
-    plan = build_plan(
-        method,
-        units=1000,
-        epsilon=8.0,
-        delta=1e-5,
-        epochs=2,
-        batch_size=100,
-        max_grad_norm=asked,
-        accountant="rdp",
-    )
+    plan = build_plan(method, **SIZES, **BUDGET, max_grad_norm=asked)
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert PlanConfig.of(again).plan() == plan
@@ -228,15 +209,7 @@ def test_a_plan_clips_as_asked_and_states_the_clips_sensitivity(method, asked, c
 
 def test_the_order_of_patterns_is_part_of_a_plan():
     plans = [
-        build_plan(
-            "dp-sgd",
-            units=1000,
-            noise_multiplier=1.0,
-            delta=1e-5,
-            epochs=1,
-            batch_size=100,
-            max_grad_norm=norms,
-        )
+        build_plan("dp-sgd", **SIZES, noise_multiplier=1.0, delta=1e-5, max_grad_norm=norms)
         for norms in ({"0.*": 0.6, "*": 0.8}, {"*": 0.8, "0.*": 0.6})
     ]
     assert plans[0].fingerprint != plans[1].fingerprint
@@ -246,7 +219,7 @@ def test_the_order_of_patterns_is_part_of_a_plan():
 def test_gradients_clipped_in_another_space_take_one_number(asked):
     method = get_method("tp-topk", geometry=GeometryRule.STANDARDIZED)
     with pytest.raises(PrivacyError, match="clipped in the space 'standardized', which takes one number"):
-        build_plan(method, units=1000, epsilon=8.0, delta=1e-5, epochs=2, batch_size=100, max_grad_norm=asked)
+        build_plan(method, **SIZES, **BUDGET, max_grad_norm=asked)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +233,7 @@ def test_gradients_clipped_in_another_space_take_one_number(asked):
 )
 def test_a_clip_that_is_none_is_refused_by_name(asked, match):
     with pytest.raises(PrivacyError, match=match):
-        build_plan("dp-sgd", units=1000, epsilon=8.0, epochs=2, batch_size=100, max_grad_norm=asked)
+        build_plan("dp-sgd", **SIZES, **BUDGET, max_grad_norm=asked)
 
 
 def test_a_phase_whose_clip_norm_is_not_the_sensitivity_of_its_groups_is_refused():

@@ -1,7 +1,6 @@
 """test_scores"""
 
 import math
-from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -217,11 +216,6 @@ def test_cooling_agrees_with_the_papers_formula_and_never_rises(periods, thousan
     for e, value in enumerate(values):
         r = (1 - target) * (e / (periods - 1) if periods > 1 else 1)
         assert float(value) == pytest.approx(1 - r, abs=1e-12)
-
-
-@given(st.decimals("0.0001", "1", places=4), st.integers(10_000, 10_000_000))
-def test_the_active_count_is_the_floor_of_the_decimal_product(ratio, dimension):
-    assert active_count(exact_ratio(float(ratio)), dimension) == int(Decimal(ratio) * dimension)
 
 
 def test_the_active_count_does_not_lose_one_to_rounding():

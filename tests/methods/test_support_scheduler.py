@@ -99,23 +99,6 @@ def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_las
     assert 1 not in done.settings[10].support
 
 
-def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
-    def supports(noise):
-        return periods(
-            run(
-                get_method("ranked", schedule=PiecewiseConstant((0.5,))),
-                layout=TEN,
-                make=constant([0.0] * 10),
-                epochs=30,
-                noise=noise,
-            )
-        )
-
-    silent, noisy = supports(0.0), supports(1.0)
-    assert len(silent) == 2
-    assert set().union(*(s.indices.tolist() for s in noisy[1:])) == set(range(10))
-
-
 def test_pruning_happens_once_at_the_first_selection():
     done = run(
         get_method("tp-topk", prune=True, schedule=PiecewiseConstant((1.0, 0.5, 0.2, 0.6))),
@@ -127,30 +110,6 @@ def test_pruning_happens_once_at_the_first_selection():
     assert [change.prune for change in changes] == [True, False, False]
     assert changes[0].left.size == 5
     assert changes[0].off_support is OffSupport.DROPPED
-
-
-def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
-    done = run(
-        get_method("adadpigu", active_ratio=0.5, schedule=PiecewiseConstant((0.5, 0.2, 0.5))),
-        layout=TEN,
-        make=constant([float(i) for i in range(10)]),
-    )
-    scales = [setting.geometry.scale for setting in done.settings[6:]]
-    assert scales[0].tolist() == [1 + 1e-6] * 5
-    assert not torch.equal(scales[4], scales[0])
-    assert scales[10].tolist()[:3] == [1 + 1e-6] * 3
-    assert all(scale != 1 + 1e-6 for scale in scales[10].tolist()[3:])
-
-
-def test_frozen_noise_has_the_scale_of_the_missing_noise():
-    """The noise on the mean is 3/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
-    method = get_method("on-rand", ranking="ranked", schedule=PiecewiseConstant((0.01,)))
-    layout = layout_of((4000,))
-    done = run(method, layout=layout, make=constant([0.0] * 4000), epochs=3, steps_per_epoch=100, noise=3.0)
-    # Chi-square with 3,960 degrees of freedom, false-alarm rate 4e-7.
-    frozen = ~done.settings[150].support.mask()
-    squares = done.controller.scores()[frozen] ** 2
-    assert abs(squares.mean() / 9 - 1) < 5.1 * (2 / frozen.sum()) ** 0.5
 
 
 def test_a_preliminary_release_comes_before_the_methods_steps():

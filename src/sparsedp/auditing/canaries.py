@@ -56,16 +56,7 @@ def fair_coins(count: int) -> Coins:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AuditTarget:
-    """What is audited: everything a run would be made of.
-
-    Attributes:
-        model: the user's; never moved.
-        dataset: the user's.
-        loss: one loss per row.
-        plan: what is claimed.
-        loading: units and how rows become batches.
-        engine: the engine's name.
-    """
+    """What is audited: everything a run would be made of. The model is never moved."""
 
     model: nn.Module
     dataset: Dataset[Any]
@@ -128,7 +119,7 @@ class StepQuery:
 
     @property
     def query(self) -> ClippedSumQuery:
-        """The same, as the engine is asked."""
+        """As the engine is asked."""
         return ClippedSumQuery(self.support, self.clip, self.geometry, self.per_sample_top)
 
     def release(

@@ -102,17 +102,10 @@ SHARPNESS = 0.01
 @final
 @dataclass(frozen=True, slots=True)
 class ReleaseFinding:
-    """What one release was found to be.
+    """What a release of so many active numbers was found to be, made so often with so many canaries scored.
 
-    Attributes:
-        name: the release.
-        active: how many numbers it has.
-        releases: how often it was made.
-        canaries: scores taken.
-        noise: upper confidence limit on the effective noise multiplier, from canaries.
-        worst_noise: the same for the single coordinate with the least noise.
-        worst_coordinate: its index in the model's flat vector, or among the numbers released.
-        problems: what should not be.
+    `noise` is an upper confidence limit on the effective noise multiplier, from canaries; `worst_noise` that of the
+    coordinate with the least noise, by its index in the model's flat vector, or among the numbers released.
     """
 
     name: str

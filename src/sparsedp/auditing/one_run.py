@@ -34,14 +34,9 @@ from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
 @final
 @dataclass(frozen=True, slots=True)
 class OneRunAudit:
-    """One run of the plan with canaries, in a batch by the sampler's coins.
+    """One run of the plan with canaries: the evidence for each, and whom the sampler drew, by phase.
 
-    Attributes:
-        scores: the evidence for each canary.
-        targets: by name, the releases that were made; of those made in every step, the last.
-        settings: the last step of each phase that trains.
-        steps: how many were taken.
-        draws: by phase, whom the sampler drew.
+    `targets` are the releases that were made, by name; of those made in every step, the last, as in `settings`.
     """
 
     scores: Scores
@@ -153,13 +148,7 @@ TIGHTEST = "pld"
 @final
 @dataclass(frozen=True, slots=True)
 class JointRelease:
-    """Releases of the same units: all of a step, or one that is made before training.
-
-    Attributes:
-        phase: theirs.
-        names: the targets'.
-        times: how often the plan makes them.
-    """
+    """Releases of the same units, made so many times: all of a step, or one that is made before training."""
 
     phase: Phase
     names: tuple[str, ...]

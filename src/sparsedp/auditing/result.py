@@ -206,13 +206,9 @@ def _plain(value: Any) -> Any:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRelease:
-    """All that is known of one release.
+    """All that is known of one release: what canaries found, and how far a unit of the data moved its sum.
 
-    Attributes:
-        target: the release.
-        found: what canaries found.
-        moved: the farthest that a unit of the data moved its sum; None if it has no number that a unit could move.
-        record: upper limit on the noise that a real record meets; None where none was sent.
+    `record` is an upper limit on the noise that a real record meets; None where none was sent.
     """
 
     target: AuditedRelease

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from scipy import stats
-from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from sparsedp.auditing.canaries import Indices
 from sparsedp.auditing.estimators import probability_lower_bound
@@ -24,33 +22,15 @@ MOST_COINS = 20_000_000
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class IndexDataset(Dataset[Any]):
-    """A data set whose items are their own numbers: shows whom the sampler draws."""
-
-    count: int
-
-    def __len__(self) -> int:
-        """How many units."""
-        return self.count
-
-    def __getitem__(self, index: int) -> Tensor:
-        """The number itself."""
-        return torch.tensor(index)
-
-    def rows_at(self, indices: Tensor) -> Tensor:
-        """The numbers themselves."""
-        return indices
-
-
-@final
 class SamplerTest:
     """Batches of the real sampler of a phase, over units that are their own numbers."""
 
     def __init__(self, phase: Phase, units: int) -> None:
         self._phase, self._units = phase, units
         self._sampler = PoissonSampler(
-            IndexDataset(units), sampling_rate=phase.sampling_rate, randomness=SystemRandomness()
+            TensorDataset(torch.arange(units)),
+            sampling_rate=phase.sampling_rate,
+            randomness=SystemRandomness(),
         )
         self._sizes: list[int] = []
         self._counts = np.zeros(units, dtype=np.int64)
@@ -59,7 +39,7 @@ class SamplerTest:
     def draw(self, step: int) -> Indices:
         """The units of one more batch."""
         (batch,) = self._sampler.batches(step, step + 1)
-        parts = [np.asarray(part.rows) for part in batch]
+        parts = [np.asarray(part.rows[0]) for part in batch]
         drawn = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         self._sizes.append(len(drawn))
         np.add.at(self._counts, drawn, 1)

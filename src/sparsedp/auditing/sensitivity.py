@@ -82,14 +82,7 @@ class ForcedBatch(SeededRandomness):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitSum:
-    """What is summed of a batch, before noise.
-
-    Attributes:
-        name: of the release that it is for.
-        sensitivity: how far one unit may move it.
-        of: the sum over a batch.
-        whole_units: whether batches hold all rows of a unit.
-    """
+    """What is summed of a batch before noise, for the release of that name; a unit may move it by the sensitivity."""
 
     name: str
     sensitivity: float
@@ -172,14 +165,9 @@ CRAFTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class SensitivityFinding:
-    """The farthest a unit moved a sum.
+    """The farthest a unit moved a sum, of the pairs that were tried.
 
-    Attributes:
-        ratio: distance over the stated sensitivity; more than one breaks the guarantee.
-        unit: what unit did it.
-        batch: how many units were in the batch.
-        name: the sum's.
-        tried: how many pairs of sums were compared.
+    `ratio` is the distance over the stated sensitivity: more than one breaks the guarantee.
     """
 
     ratio: float
@@ -205,11 +193,9 @@ class AdversarialRows(Dataset[Any]):
     change: Callable[[Tensor, Tensor], Tensor]
 
     def __len__(self) -> int:
-        """As before."""
         return len(self.base)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Any:
-        """The item, changed if its row is one of those."""
         if index not in self.rows:
             return self.base[index]
         leaves, shape = pytree.tree_flatten(self.base[index])
