@@ -84,10 +84,6 @@ class Loop:
                 "on; to train, take batches from private.loader, not from the loader that make_private was given"
             )
         self._check_unchanged()
-        if torch.is_autocast_enabled(next(self.model.parameters()).device.type):
-            raise SparseDPError(
-                "autocast around the loop does not reach the step; put it into the model's forward"
-            )
         if isinstance(self.criterion, PerExampleLoss):
             raise SparseDPError(
                 "the model was called on the batch, but the loss is a PerExampleLoss, which calls the model itself; "
@@ -208,6 +204,10 @@ class Loop:
         )
 
     def _check_unchanged(self) -> None:
+        if torch.is_autocast_enabled(next(self.model.parameters()).device.type):
+            raise SparseDPError(
+                "autocast around the loop does not reach the step; put it into the model's forward"
+            )
         if self._versions != [tensor._version for tensor in tensors_of(self._rows)]:
             raise PrivacyError(
                 "the batch was changed in place after the loader gave it; transform examples in the data set, one by "

@@ -68,7 +68,7 @@ def lightning_module(**changes):
 def lightning_trainer(folder, **more):
     lightning = pytest.importorskip("lightning")
     return lightning.Trainer(
-        **{"max_epochs": 3, **more}, accelerator="cpu", logger=False, enable_checkpointing=False,
+        **{"max_epochs": 3, "enable_checkpointing": False, **more}, accelerator="cpu", logger=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
 
@@ -116,6 +116,7 @@ def test_lightning_datamodule_gives_the_loaders(tmp_path):
         ({"max_epochs": 2}, "max_epochs"),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
         ({"limit_train_batches": 0.5}, "limit_train_batches"),
+        ({"precision": "bf16-mixed"}, "precision"),
     ],
 )
 def test_lightning_setting_that_is_not_heeded_is_refused(more, named, tmp_path):
@@ -126,6 +127,43 @@ def test_lightning_setting_that_is_not_heeded_is_refused(more, named, tmp_path):
     with pytest.raises(Exception, match=named):
         lightning_trainer(tmp_path, **more).fit(private)
     assert private.private.step == 0
+
+
+def test_lightning_run_is_checkpointed_by_callbacks_and_resumed_from_its_folder(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from sparsedp.integrations.lightning import PrivateModule
+
+    class Break(lightning.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                raise SystemError
+
+    def private(folder, **more):
+        loader = DataLoader(table(0), batch_size=10)
+        return PrivateModule(
+            lightning_module(), loader, epochs=3, run_dir=tmp_path / folder, **PRIVACY, **more
+        )
+
+    held = DataLoader(table(1), batch_size=20)
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=tmp_path / "kept", monitor="val_accuracy", save_top_k=-1
+    )
+    whole, cut = private("whole"), private("cut")
+    trainer = lightning_trainer(tmp_path, callbacks=[saving], enable_checkpointing=True)
+    trainer.fit(whole, val_dataloaders=held)
+    assert trainer.global_step == whole.private.step == 12
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    lightning_module().load_state_dict(torch.load(saving.best_model_path, weights_only=False)["state_dict"])
+    with pytest.raises(SystemError):
+        lightning_trainer(tmp_path, callbacks=[Break()]).fit(cut, val_dataloaders=held)
+    cut.private.pause()
+    again = private("cut", resume=True)
+    with pytest.raises(SparseDPError, match="checkpoints hold no ledger"):
+        lightning_trainer(tmp_path).fit(again, val_dataloaders=held, ckpt_path=saving.best_model_path)
+    trainer = lightning_trainer(tmp_path)
+    trainer.fit(again, val_dataloaders=held)
+    assert (again.private.step, trainer.current_epoch) == (12, 3)
+    assert torch.equal(weights(again.module), weights(whole.module))
 
 
 def test_lightning_step_that_mixes_examples_is_refused():

@@ -20,6 +20,9 @@ from sparsedp.results import Result
 
 logger = logging.getLogger("sparsedp")
 
+_IN_THE_MODEL = (
+    "the step is taken in the module's own dtype; give it in that dtype, or put autocast into its forward"
+)
 _TAKEN = ("criterion", "loader", "model", "optimizer")
 
 
@@ -43,7 +46,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     Edge cases:
         Refused: several optimizers, schedules that watch a metric, `accumulate_grad_batches`, `gradient_clip_val`,
-        another `max_epochs` than was planned.
+        another `max_epochs` than was planned, mixed precision, `ckpt_path` (a run resumes from its `run_dir`).
     """
 
     def __init__(
@@ -92,6 +95,14 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         """The output of your module."""
         return self.module(*args, **kwargs)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of your module, so that a checkpoint loads into it."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Into your module."""
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
     def on_fit_start(self) -> None:
         """Refuse settings of the trainer that a private run would pass over in silence."""
         trainer, epochs = self.trainer, len(self._run.plan.epoch_ends())
@@ -110,8 +121,15 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
             found.append("several devices: a run of several processes is torchrun with sparsedp.fit")
         if trainer.overfit_batches or trainer.limit_train_batches not in (None, 1.0):
             found.append("overfit_batches, limit_train_batches: every planned batch is taken once")
+        if trainer.precision != "32-true":
+            found.append(f"precision={trainer.precision}: {_IN_THE_MODEL}")
+        if trainer.ckpt_path is not None:
+            found.append("ckpt_path: checkpoints hold no ledger; give PrivateModule run_dir and resume=True")
         if found:
             raise SparseDPError(f"PrivateModule does not heed {'. '.join(found)}")
+        epochs_done = trainer.fit_loop.epoch_progress.current
+        epochs_done.ready = epochs_done.started = epochs_done.processed = self._run.loader.epoch
+        epochs_done.completed = self._run.loader.epoch
 
     def train_dataloader(self) -> Any:
         """Private batches, an epoch at a time."""
@@ -131,10 +149,12 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One private step."""
-        run = self._run
+        run, steps = self._run, self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        steps.increment_ready()
         run.optimizer.zero_grad()
         run.criterion(run.model, batch).backward()
         run.optimizer.step()
+        steps.increment_completed()  # the trainer's global_step, which callbacks and loggers go by
         if self._interval == "step" and self._scheduler is not None:
             self._scheduler.step()
 
