@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any, final
 from rich.progress import track
 
 from sparsedp._serialization import canonical, sha256
-from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.grid import CONFIGS, RESULTS
+from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
 from sparsedp_experiments.runs.results import append_row, commit, read_rows
 from sparsedp_experiments.runs.settings import Settings
 
@@ -62,26 +60,11 @@ class Study:
 
 
 def load_studies(file: Path = CONFIGS / "figures.toml") -> list[Study]:
-    """Every study of a file, by name.
-
-    Raises:
-        SparseDPError: one lacks a kind, title or grid, or says something else too.
-    """
-    return [_study(name, given) for name, given in sorted(tomllib.loads(file.read_text()).items())]
-
-
-def _study(name: str, given: Mapping[str, Any]) -> Study:
-    unknown = sorted(set(given) - {"kind", "title", "about", *_TABLES})
-    if unknown or not all(isinstance(given.get(key), str) for key in ("kind", "title")):
-        raise SparseDPError(
-            f"{name}: got {sorted(given)}, expected kind, title and some of the tables {', '.join(_TABLES)}"
-        )
-    grid = given.get("grid", {})
-    if not all(isinstance(values, list) and values for values in grid.values()):
-        raise SparseDPError(f"{name}: expected a list of values for every name of [grid], got {grid}")
-    return Study(
-        name, given["kind"], given["title"], given.get("settings", {}), grid, given.get("measure", {})
-    )
+    """Every study of a file, by name."""
+    return [
+        Study(name, told["kind"], told["title"], *(told.get(table, {}) for table in _TABLES))
+        for name, told in sorted(read_toml(file).items())
+    ]
 
 
 FORMAT = 1
