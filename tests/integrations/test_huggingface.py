@@ -150,6 +150,19 @@ def test_callback_may_stop_the_training_and_the_plan_stays_the_guarantee(tmp_pat
     assert verify(tmp_path / "run").passed
 
 
+def test_what_is_best_on_held_out_data_is_saved_and_may_stop_the_training(tmp_path):
+    losses = iter([1.0, 0.5, 0.7, 0.6, 0.1, 0.0, 0.0, 0.0])
+    early = hf.EarlyStoppingCallback(early_stopping_patience=2)
+    trainer = trainer_of(
+        bert(), tmp_path, callbacks=[early], eval_strategy="steps", eval_steps=1, save_strategy="best",
+        metric_for_best_model="watched", greater_is_better=False,
+    )  # fmt: skip
+    trainer.compute_metrics = lambda found: {"watched": next(losses)}
+    assert trainer.train().global_step == 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
+
+
 def test_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path):
     class Break(hf.TrainerCallback):
         def on_epoch_end(self, args, state, control, **kwargs):
@@ -177,6 +190,7 @@ REFUSED = {
     "max_steps": 7, "num_train_epochs": 2.5, "label_smoothing_factor": 0.1, "bf16": True, "optim": "adafactor",
     "neftune_noise_alpha": 5.0, "load_best_model_at_end": True, "dataloader_drop_last": True, "torch_compile": True,
     "auto_find_batch_size": True, "max_grad_norm": 0.0,
+    "push_to_hub": True, "lr_scheduler_type": "reduce_lr_on_plateau",
 }  # fmt: skip
 
 

@@ -254,15 +254,17 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             rate = private.optimizer.param_groups[0]["lr"]
             self.log({"learning_rate": float(rate), "epsilon": private.epsilon()})
         if control.should_evaluate:
-            self._evaluate_in_its_mode(ignored)
+            best = self._determine_best_metric(metrics=self._evaluate_in_its_mode(ignored), trial=None)
+            control.should_save = best if self.args.save_strategy == "best" else control.should_save
         if control.should_save:
             self._save_model_of_step()
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         control.should_log = control.should_evaluate = control.should_save = False
 
-    def _evaluate_in_its_mode(self, ignored: list[str] | None) -> None:
+    def _evaluate_in_its_mode(self, ignored: list[str] | None) -> dict[str, float]:
         with evaluation_mode(self.model):
-            self.evaluate(ignore_keys=ignored)
+            found: dict[str, float] = self.evaluate(ignore_keys=ignored)
+        return found
 
     def _save_model_of_step(self) -> None:
         """`checkpoint-STEP` in the output directory: the model and the trainer's state; old ones go as asked."""
@@ -301,7 +303,8 @@ _HEEDED = (
     "lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
     "gradient_accumulation_steps max_grad_norm logging_strategy logging_steps logging_first_step "
     "disable_tqdm report_to run_name eval_strategy eval_steps eval_delay eval_on_start "
-    "per_device_eval_batch_size save_steps save_total_limit dataloader_num_workers seed"
+    "per_device_eval_batch_size save_strategy metric_for_best_model greater_is_better "
+    "save_steps save_total_limit dataloader_num_workers seed"
 )
 """Settings that a private run does."""
 _NO_MATTER = (
@@ -309,8 +312,8 @@ _NO_MATTER = (
     "prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps "
     "include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval tf32 use_cache log_level "
     "log_level_replica log_on_each_node logging_nan_inf_filter project trackio_space_id trackio_bucket_id "
-    "trackio_static_space_id save_only_model save_on_each_node push_to_hub hub_token hub_private_repo "
-    "hub_model_id hub_strategy hub_always_push hub_revision metric_for_best_model greater_is_better "
+    "trackio_static_space_id save_only_model save_on_each_node hub_token hub_private_repo "
+    "hub_model_id hub_strategy hub_always_push hub_revision "
     "use_cpu accelerator_config dataloader_pin_memory dataloader_persistent_workers "
     "dataloader_prefetch_factor dataloader_multiprocessing_context remove_unused_columns label_names "
     "length_column_name skip_memory_metrics do_train do_eval do_predict local_rank "
@@ -337,10 +340,7 @@ SETTINGS: Mapping[str, Treatment] = MappingProxyType(
             (False,),
             "weights are averaged instead by PrivacyArguments(ema_decay=...)",
         ),
-        "save_strategy": (
-            ("no", "steps", "epoch"),
-            "the best on evaluation data is not kept; save by steps or epochs",
-        ),
+        "push_to_hub": ((False,), "push what is there in the end: trainer.push_to_hub()"),
         "gradient_checkpointing": (
             (None, False),
             "its hooks would see all examples at once; bound memory by max_physical_batch",
@@ -407,6 +407,8 @@ def _unsupported_settings(args: Any) -> Iterator[str]:
         value = getattr(value, "value", value)
         if isinstance(treatment, tuple) and value not in treatment[0]:
             yield f"{field.name}={value!r}: {treatment[1]}"
+    if args.lr_scheduler_type == "reduce_lr_on_plateau":
+        yield "lr_scheduler_type='reduce_lr_on_plateau': give a schedule that follows the steps"
     epochs = float(args.num_train_epochs)
     if not epochs.is_integer() or epochs < 1:
         yield f"part of an epoch (num_train_epochs={epochs}): give a whole number of epochs"
