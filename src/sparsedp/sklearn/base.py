@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -50,7 +49,13 @@ from sparsedp.sklearn.preprocessing import (
     scale_to_bounds,
     what_is_no_number,
 )
-from sparsedp.sklearn.surroundings import INSTEAD, check_callers, in_a_pipeline_behind_a_step, warn
+from sparsedp.sklearn.surroundings import (
+    INSTEAD,
+    as_it_was_if_it_fails,
+    check_callers,
+    in_a_pipeline_behind_a_step,
+    warn,
+)
 from sparsedp.training.fit import fit
 from sparsedp.training.planning import changed_method
 
@@ -66,7 +71,6 @@ _KNOTS, _MANY_UNITS = (5, 9), 10_000
 _FEWEST_COORDINATES = 32
 _MANY_FEATURES = 200
 """From here on described columns are encoded as a sparse matrix."""
-_NAMES = MappingProxyType({LINEAR: "", ADDITIVE: "additive "})
 _WIDE = 1e5
 """Bounds this far apart leave most values of a skewed column at one end."""
 
@@ -123,12 +127,15 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             if not isinstance(eval_set, (tuple, list)) or len(eval_set) != 2:
                 raise DataError(f"eval_set: got {type(eval_set).__name__}, expected one pair (X, y)")
             refuse_training_arrays((X, y), eval_set, names=("eval_set", "the training data"))
-        with _as_it_was_if_it_fails(self):
+        with as_it_was_if_it_fails(self):
             features, groups = self._features_to_fit(X, groups)
             features, y = self._validated(features, y)
             self._warn_of_numbers(len(y), groups)
             targets = self._encoded_targets(y)
-            held_out = None if eval_set is None else self._held_out(*eval_set)
+            held_out = None
+            if eval_set is not None:
+                labels = self._encoded_targets(np.asarray(eval_set[1]), held_out=True)
+                held_out = TableDataset(self._features(eval_set[0]), labels)
             self._train(TableDataset(features, targets), encode_units(groups, len(y)), held_out)
         return self
 
@@ -232,9 +239,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             X = scale_to_bounds(X, self.bounds)
         return normalize(X) if self.unit_norm else X
 
-    def _held_out(self, X: Any, y: Any) -> TableDataset:
-        return TableDataset(self._features(X), self._encoded_targets(np.asarray(y), held_out=True))
-
     def _train(
         self, examples: TableDataset, units: torch.Tensor | None, held_out: TableDataset | None
     ) -> None:
@@ -250,6 +254,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 self.budget.draw(plan, self.name or type(self).__name__, run, paid=self.resume)
             return self._rate(plan, count)
 
+        bends = "additive " if self.model == ADDITIVE else ""
         result = fit(
             model,
             examples,
@@ -275,7 +280,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             progress=bool(self.verbose),
             metadata=RunMetadata(
                 dataset=self.name,
-                model="network" if widths else _NAMES[self.model] + self._linear_name,
+                model="network" if widths else bends + self._linear_name,
                 schema=self._schema(held_out),
             ),
         )
@@ -340,13 +345,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "columns": None if self.columns is None else self.encoder_.describe().splitlines(),
             "feature_bounds": None
             if self.bounds is None
-            else [np.asarray(side).tolist() for side in self.bounds],
+            else [np.asarray(one).tolist() for one in self.bounds],
             "normalize": "unit norm" if self.unit_norm else None,
             **self._target_schema(held_out),
         }
 
+    @abstractmethod
     def _target_schema(self, held_out: TableDataset | None) -> dict[str, Any]:
-        return {}
+        """What the record says of the target."""
 
     def _keep(self, result: Any, features: int) -> None:
         self.result_ = result
@@ -377,9 +383,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             bias = bias - weight @ centre
         self.coef_, self.intercept_ = self._shaped(weight, bias)
         names = self._encoded_names()
-        self.coef_names_ = (
-            np.array([f"x{place}" for place in range(weight.shape[1])]) if names is None else names
-        )
+        numbered = np.array([f"x{place}" for place in range(weight.shape[1])])
+        self.coef_names_ = numbered if names is None else names
 
     def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
         return weight, bias
@@ -398,8 +403,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _warn_of_numbers(self, examples: int, groups: Any) -> None:
         """Warn of what ruins a model, from public numbers, names and the user's own bounds."""
         rules = self.columns or {}
-        names = [name for name in getattr(self, "feature_names_in_", ()) if rules.get(name) != "drop"]
-        somebody = [name for name in names if names_somebody(str(name))]
+        kept = [name for name in getattr(self, "feature_names_in_", ()) if rules.get(name) != "drop"]
+        somebody = [name for name in kept if names_somebody(str(name))]
         if groups is None and self.unit is None and somebody:
             warn(
                 f"column {somebody[0]!r} looks like an id by its name, and no groups were given: each example is "
@@ -420,9 +425,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 '("count", high), which takes logarithms'
             )
         units = _count_units(examples, groups)
-        width = (
-            len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
-        )
+        names = self._encoded_names()
+        width = self.n_features_in_ if names is None else len(names)
         if self.epsilon is not None and units * self.epsilon < 10 * min(width, 100):
             warn(
                 f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be all "
@@ -442,15 +446,3 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _count_units(examples: int, groups: Any) -> int:
     return examples if groups is None else len(np.unique(np.asarray(groups).astype(str)))
-
-
-@contextmanager
-def _as_it_was_if_it_fails(estimator: BaseEstimator) -> Iterator[None]:
-    """An earlier fit stays whole: no new classes or columns beside its model."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -33,6 +34,18 @@ INSTEAD = (
     "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size "
     "privately"
 )
+
+
+@contextmanager
+def as_it_was_if_it_fails(estimator: BaseEstimator) -> Iterator[None]:
+    """An earlier fit stays whole: no new classes or columns beside its model."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
 
 
 _EXACT_STATISTICS: Mapping[type, str] = MappingProxyType(
