@@ -248,12 +248,6 @@ def test_parameters_that_are_not_those_of_the_run_stop_it_before_a_step_is_spent
     assert private.step == position
 
 
-def test_zero_grad_forgets_what_was_left_from_before():
-    plain, (x, y) = network(), rows(3).tensors
-    loss_fn(plain(x), y).mean().backward()
-    assert train(a_loop(plain)).result.complete
-
-
 LOSS = "criterion(model(x), y)"
 MISUSES = {
     f"{LOSS}.backward(); next(batches)": "before the step",
@@ -377,20 +371,6 @@ def test_what_is_wrapped_is_not_wrapped_again():
         fit(private.model, rows(1), loss_fn, progress=False, **ASKED)
 
 
-def asked(loader=None, loss=loss_fn, optimizer=None, **more):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
-    loader = DataLoader(rows(1), batch_size=20) if loader is None else loader
-    return make_private(model, optimizer, loader, loss, **ASKED, **more)
-
-
-def test_what_cannot_be_made_private_is_refused_at_once():
-    with pytest.raises(DataError, match="DataLoader"):
-        asked(rows(1))
-    with pytest.raises(SparseDPError, match="optimizer"):
-        asked(optimizer="adam")
-
-
 OPACUS = {
     "module": "expected model",
     "data_loader": "expected loader",
@@ -406,9 +386,22 @@ OPACUS = {
 @pytest.mark.parametrize("name", OPACUS)
 def test_the_names_of_opacus_are_translated(name):
     with pytest.raises(TypeError, match=rf"'{name}'.*{OPACUS[name]}|{OPACUS[name]}.*'{name}'"):
-        asked(**{name: None})
+        a_loop(**{name: None})
+
+
+def test_zero_grad_forgets_what_was_left_from_before():
+    plain, (x, y) = network(), rows(3).tensors
+    loss_fn(plain(x), y).mean().backward()
+    assert train(a_loop(plain)).result.complete
+
+
+def test_what_is_missing_or_something_else_is_told():
     with pytest.raises(TypeError, match=r"missing optimizer, loader, criterion"):
         make_private(network())
+    with pytest.raises(DataError, match="DataLoader"):
+        make_private(network(), torch.optim.SGD(network().parameters()), rows(1), loss_fn)
+    with pytest.raises(SparseDPError, match="optimizer"):
+        make_private(network(), "adam", DataLoader(rows(1), batch_size=20), loss_fn)
 
 
 class Squeezing(nn.Linear):

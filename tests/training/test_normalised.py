@@ -99,16 +99,6 @@ def test_pictures_are_normalised_by_channel():
     np.testing.assert_allclose(result.model.scale.numpy(), scale, rtol=1e-5)
 
 
-def test_rows_that_are_not_finite_change_nothing_and_break_nothing():
-    inputs, targets = (part.clone() for part in rows(1).tensors)
-    inputs[7, 2], inputs[11, 0] = torch.nan, torch.inf
-    result = train(dataset=TensorDataset(inputs, targets))
-    centre, scale = by_hand(inputs.double().numpy())
-    np.testing.assert_allclose(result.model.centre.numpy(), centre, rtol=1e-5)
-    np.testing.assert_allclose(result.model.scale.numpy(), scale, rtol=1e-5)
-    assert bool(weights(result.model).isfinite().all())
-
-
 def test_the_epsilon_of_a_run_has_the_normalisation_in_it_and_every_file_agrees(tmp_path):
     result = train(tmp_path / "run")
     plan = json.loads((tmp_path / "run/plan.json").read_text())
@@ -134,15 +124,6 @@ def test_a_saved_model_stands_alone(tmp_path):
     assert torch.equal(loaded.eval()(inputs), result.model(inputs))
     with pytest.raises(ModelError, match="another model"):
         load_weights(tmp_path / "run", network())
-
-
-def test_a_model_that_is_normalised_already_is_not_wrapped_again():
-    model = Normalised(network(), FEATURES)
-    result = fit(
-        model, rows(1), loss_fn, method="dp-sgd", epsilon=8, delta=1e-3, epochs=1, batch_size=20,
-        accountant="rdp", normalise=ASKED, seed=0,
-    )  # fmt: skip
-    assert result.model is model
 
 
 def test_patients_are_clipped_as_a_whole_and_counted_once():
