@@ -239,7 +239,8 @@ def scale_to_bounds(X: Matrix, bounds: Any) -> Matrix:
 def _values(X: Any, name: Any) -> npt.NDArray[Any]:
     """One column's values; of objects, what is missing is None."""
     if hasattr(X, "columns"):
-        values = np.asarray(X[name])
+        column = X[name]
+        values = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
     else:  # a list as objects: NumPy would turn all rows into text for one
         values = (X if isinstance(X, np.ndarray) else np.array(X, dtype=object))[:, name]
     if values.dtype != object:
