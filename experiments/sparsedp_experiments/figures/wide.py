@@ -64,7 +64,7 @@ def figure(rows: Sequence[Row]) -> str:
     measured, theory = drawing.subplots(1, 2)
     for axes, title in ((measured, "measured"), (theory, "theory: error of s (1 + 2 log d/s) for d")):
         axes.set(title=title, xlabel="share of features that matter", ylabel="points over dense")
-        axes.set(xscale="log", xlim=(8e-4, 0.6), ylim=(-3, 24))
+        axes.set(xscale="log", xlim=(8e-4, 0.6), ylim=(-3, 33))
         axes.set_xticks(TICKS, [f"{tick:.3g} %" for tick in 100 * np.array(TICKS)])
         axes.minorticks_off()
         axes.axhline(0, ls=":", color="#6d7783")

@@ -1,4 +1,4 @@
-"""Wide data: independent features, correlated blocks, genotypes from msprime (their causes known), and two real sets.
+"""Wide data: independent features, correlated blocks, genotypes from msprime (their causes known), and real sets.
 
 Every made-up feature has mean 0 and variance 1/d, by public numbers, so that an example has length about 1; real
 examples have length 1.
@@ -6,6 +6,7 @@ examples have length 1.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy import sparse
 from torch import Tensor, nn
 
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.tables import diabetes130
 from sparsedp_experiments.data.text import imdb
@@ -197,6 +200,29 @@ def reviews(records: int, features: int, causes: int, seed: int) -> WideData:
     return _real(matrices, bundle.train.targets, bundle.test.targets)
 
 
+def molecules(records: int, features: int, causes: int, seed: int) -> WideData:
+    """Which of B3DB's molecules pass the blood-brain barrier, by Morgan fingerprints (radius 2) and a constant.
+
+    So many of them, chosen once for all seeds, are trained on, the others tested; nothing else is drawn here.
+    """
+    from rdkit import Chem  # of the extra "molecules", as is the table's package
+    from rdkit.Chem import rdFingerprintGenerator
+
+    package = importlib.util.find_spec("B3DB")
+    if package is None or package.origin is None:
+        raise DataError("molecules: found no B3DB, expected the package qc-B3DB to be installed")
+    frame = pd.read_csv(Path(package.origin).parent / "B3DB_classification.tsv", sep="\t")
+    read = [Chem.MolFromSmiles(one) for one in frame["SMILES"]]
+    valid = np.array([one is not None for one in read])
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=features - 1)
+    bits = np.stack([generator.GetFingerprintAsNumPy(one) for one in read if one is not None])
+    whole = sparse.csr_matrix(np.column_stack([bits, np.ones(len(bits))]))
+    y = torch.from_numpy((frame["BBB+/BBB-"] == "BBB+").to_numpy()[valid])
+    order = np.random.default_rng(0).permutation(len(bits))
+    train, test = order[:records], order[records:]
+    return _real([whole[train], whole[test]], y[train], y[test])
+
+
 def _csr(features: Any) -> Any:
     return sparse.csr_matrix(features.matrix)
 
@@ -247,6 +273,7 @@ GENERATORS: dict[str, Callable[..., WideData]] = {
     "msprime-array": partial(msprime_genotypes, each=50),
     "hospital": hospital,
     "reviews": reviews,
+    "molecules": molecules,
     "mnist": lambda *_: pixels(mnist()),
     "fashion": lambda *_: pixels(fashion_mnist()),
 }
