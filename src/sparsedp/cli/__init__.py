@@ -192,8 +192,7 @@ def _application() -> typer.Typer:
     app = typer.Typer(
         name="sparsedp",
         help=(
-            "Train PyTorch models with differential privacy, updating and noising only the coordinates that "
-            "matter.\n\n"
+            "Train PyTorch models with differential privacy.\n\n"
             "Before a run, `plan` says what a budget costs in noise, `methods` lists how it can be spent, and "
             "`check` whether a model can be trained. Training is a call from Python (`sparsedp.fit`, "
             "`sparsedp.make_private`), or `columns`, `train` and `predict` for tables. After it, `verify` checks "
@@ -214,7 +213,8 @@ def _application() -> typer.Typer:
         plan.plan, runs.methods, runs.check, tables.columns, tables.train, tables.predict,
         runs.verify, runs.report, runs.diagnose, runs.audit,
     ):  # fmt: skip
-        app.command()(command)
+        paragraphs = (command.__doc__ or "").split("\n\n")  # whose lines the terminal breaks, not the source
+        app.command(help="\n\n".join(" ".join(one.split()) for one in paragraphs))(command)
     return app
 
 
