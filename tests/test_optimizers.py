@@ -16,7 +16,7 @@ from sparsedp import fit
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods import build_plan
 from sparsedp.optimizers.ema import WeightAverage
-from sparsedp.optimizers.factory import table_rate, typical_length
+from sparsedp.optimizers.factory import table_rate
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.plan import Plan
@@ -253,7 +253,6 @@ def test_table_rate_falls_with_noise_coordinates_and_length_and_stays_where_mome
     assert table_rate(plan_of(batch=2048), 200, 1.0) > usual
     assert table_rate(plan_of(clip=0.5), 200, 1.0) == pytest.approx(2 * usual)
     assert table_rate(plan_of(units=10**6, batch=65_536), 50, 3.0) == pytest.approx(30 / 10)
-    assert (typical_length(1), typical_length(10_000)) == (1, 10)
 
 
 def test_rate_by_a_rule_is_for_the_default_optimizer_alone() -> None:

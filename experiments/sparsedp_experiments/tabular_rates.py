@@ -26,11 +26,12 @@ from scipy import sparse
 from sklearn.metrics import roc_auc_score
 
 from sparsedp.methods.plan_config import PlanConfig
-from sparsedp.optimizers.factory import rate_for_table, table_rate
+from sparsedp.optimizers.factory import table_rate
 from sparsedp.privacy.plan import Plan
 from sparsedp.sklearn import PublicEncoder
 from sparsedp_experiments.data.bundle import Sparse, Split
 from sparsedp_experiments.data.registry import load
+from sparsedp_experiments.runs.execute import rate_for_table
 from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
 from sparsedp_experiments.runs.results import append_row, estimate, read_rows
 from sparsedp_experiments.runs.tables import markdown_table

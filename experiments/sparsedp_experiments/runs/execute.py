@@ -26,7 +26,8 @@ from sparsedp.batch import PerExampleLoss
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, score_ranks
 from sparsedp.methods.auto import AUTO_METHOD
-from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
+from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, table_rate
+from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import RunMetadata
@@ -390,6 +391,16 @@ def optimizer_of(settings: Settings) -> OptimizerChoice | None:
             f"{settings.weight_decay:g}; give one"
         )
     return None
+
+
+def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:
+    """`table_rate` of a plan, for records of so many features, scaled to length one (`unit_norm`) or as they are.
+
+    Features lie between -1 and 1, so a record's length is at most sqrt(p), and about 1 if one of them is present. The
+    guess is in the middle on a logarithmic scale; one-hot tables of 100 to 2,000 features have lengths of 3 to 5.
+    """
+    length = 1.0 if unit_norm else math.sqrt(math.sqrt(features))
+    return lambda plan: table_rate(plan, coordinates, length)
 
 
 def rate_of(settings: Settings, bundle: DataBundle, model: nn.Module) -> Rate | None:

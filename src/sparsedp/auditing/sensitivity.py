@@ -71,12 +71,12 @@ class ForcedBatch(SeededRandomness):
         units = np.flatnonzero(self.chosen)
         whole = SeededRandomness(self.seed)
         if len(bounds) == len(units):
-            lots = whole.below(np.full(len(self.chosen), 2**52), key=(0,))[units]
+            draws = whole.below(np.full(len(self.chosen), 2**52), key=(0,))[units]
         else:
             starts = np.cumsum(self.sizes) - self.sizes
             rows = np.concatenate([np.arange(starts[u], starts[u] + self.sizes[u]) for u in units])
-            lots = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
-        return (lots % bounds).astype(np.int64)
+            draws = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
+        return (draws % bounds).astype(np.int64)
 
 
 @final

@@ -49,8 +49,12 @@ class Parts:
                 and does not take part.
         """
         inside = find(layout, scope, "scope") if scope else layout.slots
-        if scope:
-            check_fits(layout, inside, f"scope: got {scope}")
+        if scope and size_of(inside) == 0:
+            raise SparseDPError(
+                f"scope: got {scope}, which fits none of the parameters "
+                f"{[slot.name for slot in layout][:20]}; expected "
+                "names or words that fit at least one; name a part that the model has, or leave it out"
+            )
         found = find(layout, always, "always") if always else ()
         for name in always:
             if counts_from_the_end(name):
@@ -154,19 +158,6 @@ def log_meaning(layout: ParameterLayout, names: Names) -> None:
     """Log which parameters the names mean that go by the order in which modules are registered."""
     for name in dict.fromkeys(name for name in names if counts_from_the_end(name)):
         logger.info('"%s" means %s', name, [slot.name for slot in find(layout, (name,), "scope")])
-
-
-def check_fits(layout: ParameterLayout, found: tuple[ParameterSlice, ...], got: str) -> None:
-    """Refuse names that mean not one coordinate of the model.
-
-    Raises:
-        SparseDPError: says what was got, and which parameters there are.
-    """
-    if size_of(found) == 0:
-        raise SparseDPError(
-            f"{got}, which fits none of the parameters {[slot.name for slot in layout][:20]}; expected names or "
-            "words that fit at least one; name a part that the model has, or leave it out"
-        )
 
 
 def part_sizes(layout: ParameterLayout) -> dict[str, int]:

@@ -146,21 +146,6 @@ AVERAGED, SQUARED = 2.0, 0.25
 """Averages have less noise, so the rate may be larger; a squared loss is eight times as curved as a logistic one."""
 
 
-def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:
-    """`table_rate` of a plan, for records of so many features, scaled to length one (`unit_norm`) or as they are."""
-    length = typical_length(features, unit_norm=unit_norm)
-    return lambda plan: table_rate(plan, coordinates, length)
-
-
-def typical_length(features: int, *, unit_norm: bool = False) -> float:
-    """A record's length: one if it is scaled to that, else a guess between one feature present and all of them.
-
-    Features lie between -1 and 1, so a record's length is at most sqrt(p), and about 1 if one of them is present.
-    The guess is in the middle on a logarithmic scale; one-hot tables of 100 to 2,000 features have lengths of 3 to 5.
-    """
-    return 1.0 if unit_norm else math.sqrt(math.sqrt(features))
-
-
 def table_rate(plan: Plan, coordinates: int, length: float, factor: float = 1.0) -> float:
     """`0.0047 B / (C sqrt(s) R^(3/4))` with `s = z sqrt(d E / B)`, for SGD with momentum 0.9; at most `30 / (C R^2)`.
 
