@@ -62,10 +62,7 @@ def first_value(state: str, group: Mapping[str, Any]) -> float:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """One parameter's place in the optimizer, and what sits there.
-
-    That is the parameter itself when all of it is active, else a tensor of its active entries, which may be none.
-    """
+    """One parameter's place in the optimizer: held by itself if it is active whole, else by its active entries."""
 
     parameter: nn.Parameter
     group: list[nn.Parameter]
@@ -237,8 +234,7 @@ class MaskedOptimizer(SupportOptimizer):
     made fresh when it leaves and kept so) or, with `coasts=True`, gets a zero gradient and goes on moving by its
     velocity alone (RS Sec. 4). Weight decay acts on the support only, in both cases.
 
-    A step costs d in time and memory: needed where velocity lives off the support, and for optimizers whose state
-    ties coordinates together.
+    A step costs d: needed where velocity lives off the support, or where state ties coordinates together.
 
     Edge cases: State that an optimizer shares between coordinates (step counts, Adafactor's rows and columns) is
     left to it.
