@@ -66,6 +66,15 @@ def test_a_whole_run_charges_exactly_its_plan(path):
     assert header == ("patient_nbr", 5000, PLAN.fingerprint, 1e-5)
 
 
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_retired_ledger_charges_nothing_more_even_where_lost_steps_may_be_replayed(replay):
+    ledger = Ledger(PLAN, replay=replay)
+    spend(ledger, range(3))
+    ledger.retire(PLAN)
+    with pytest.raises(PrivacyError, match="closed"):
+        spend(ledger, [3])
+
+
 def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypatch):
     calls = []
     write, fsync = os.write, os.fsync

@@ -86,6 +86,12 @@ class Store:
 
 SOME = Subset(TensorDataset(X, Y), range(150))
 
+
+def range_of(length: int) -> Dataset[Any]:
+    """A data set whose rows are their numbers."""
+    return TensorDataset(torch.arange(length))
+
+
 MIXING: dict[str, Callable[[], Dataset[Any]]] = {
     "mixup of tensors": lambda: Items(lambda d, i: d.x[i] + d.x[random.randrange(N)]),
     "mixup by super": lambda: Mixup(X, Y),
@@ -112,6 +118,9 @@ MIXING: dict[str, Callable[[], Dataset[Any]]] = {
     "a wrapper with the next": lambda: Around(SOME, lambda b, i: b[(i + 1) % 150][0] + b[i][0]),
     "a wrapper with the first": lambda: Around(ConcatDataset([SOME, SOME]), lambda b, i: (b[i], b[0])),
     "a wrapper that reads beside": lambda: Around(SOME, lambda b, i: (b[i], b.dataset.tensors[0].mean(0))),
+    "one of many rows, which only a second look tells": lambda: Items(
+        lambda d, i: (d.x[i], d.many[7919 * i + random.randrange(1000)]), many=range_of(10**7)
+    ),
     "a row twice": lambda: Subset(TensorDataset(X, Y), [0, 0, *range(1, 100)]),
 }  # fmt: skip
 
