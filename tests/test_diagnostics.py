@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics import RunView, SplitEnergies, look, split_concentration, statistics_of
+from sparsedp.diagnostics import RunView, SplitEnergies, inspect_run, split_concentration, statistics_of
 from sparsedp.errors import DataError
 from sparsedp.methods import build_plan
 from sparsedp.parameters import ParameterLayout
@@ -48,7 +48,7 @@ def test_split_concentration_is_the_share_of_the_best_ranked():
 
 def test_look_layers_overlaps_and_noise_follow_from_the_run(trained):
     (out, result), phase = trained, trained[1].plan.phases[-1]
-    seen, nu = look(trained[0]), phase.noise_multiplier * 0.5 / 20
+    seen, nu = inspect_run(trained[0]), phase.noise_multiplier * 0.5 / 20
     assert (seen.size, seen.dimension, seen.missing) == (8, 43, None)
     assert {layer.name: layer.active for layer in seen.layers} == dict(result.supports[-1].by_parameter)
     by_energy = statistics_of(Run.open(out)).splits["energy"].order[:8].tolist()
@@ -61,7 +61,7 @@ def test_look_layers_overlaps_and_noise_follow_from_the_run(trained):
 
 def test_look_at_a_dense_run_is_as_if_it_kept_a_fifth(tmp_path):
     a_run(tmp_path / "run", "dp-sgd")
-    seen = look(tmp_path / "run")
+    seen = inspect_run(tmp_path / "run")
     assert (seen.size, seen.overlaps) == (8, ())
     assert set(seen.splits) == {"energy", "coherent"}
 
@@ -110,7 +110,7 @@ def test_a_run_that_is_sparse_from_the_start_is_told_r_alone(tmp_path, method, a
     a_run(out, method)
     with pytest.raises(DataError, match=f"{method} has no warm-up"):
         statistics_of(Run.open(out))
-    seen, phase = look(out), Run.open(out).plan.phases[-1]
+    seen, phase = inspect_run(out), Run.open(out).plan.phases[-1]
     assert f"{method} has no warm-up" in seen.missing
     for name, count in {"all": 43, "head": 18, "bias": 8, "support": active}.items():
         assert seen.noise.noise_ratios[name] == pytest.approx(phase.noise_multiplier / 20 * count**0.5)
@@ -147,11 +147,11 @@ def stop():
 def same(one, other):
     assert (one.steps, one.planned, one.noise_std) == (other.steps, other.planned, other.noise_std)
     for name, split in one.splits.items():
-        twin = other.splits[name]
-        assert torch.equal(split.order, twin.order)
-        assert torch.equal(split.first, twin.first)
-        assert torch.equal(split.second, twin.second)
-        assert (split.first_variance, split.second_variance) == (twin.first_variance, twin.second_variance)
+        again = other.splits[name]
+        assert torch.equal(split.order, again.order)
+        assert torch.equal(split.first, again.first)
+        assert torch.equal(split.second, again.second)
+        assert (split.first_variance, split.second_variance) == (again.first_variance, again.second_variance)
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ DOORS = [by_fit, by_a_loop_of_ones_own, by_make_private, by_an_experiment, by_th
 @pytest.mark.parametrize("start", DOORS)
 def test_a_run_can_be_diagnosed_whatever_started_it(start, tmp_path):
     start(tmp_path / "run")
-    seen = look(tmp_path / "run")
+    seen = inspect_run(tmp_path / "run")
     assert set(seen.splits) == {"energy", "coherent"}
     assert set(seen.noise.noise_ratios) >= {"all", "head", "support"}
     assert sparsedp.verify(tmp_path / "run", independent=False).reasons == ()

@@ -116,8 +116,8 @@ def test_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(nam
         group["weight_decay"] = 0.0
     for step in range(3, 6):
         applier.apply(release(LAYOUT, support, values[step], step))
-        for twin, its_optimizer in (on, off):
-            set_gradients(twin, values[step] * mask)
+        for other, its_optimizer in (on, off):
+            set_gradients(other, values[step] * mask)
             its_optimizer.step()
     got = LAYOUT.flatten(model)
     torch.testing.assert_close(got[mask], LAYOUT.flatten(on[0])[mask], rtol=1e-5, atol=1e-6)
@@ -202,20 +202,20 @@ def test_weight_average_follows_its_recursion_and_the_model_gets_its_own_weights
 
 def test_weight_average_on_growing_supports_equals_the_dense_one_to_the_bit() -> None:
     torch.manual_seed(0)
-    model, twin = nn.Embedding(6, 2), nn.Embedding(6, 2)
-    twin.load_state_dict(model.state_dict())
-    sparse, dense = (WeightAverage(m, ParameterLayout.of(m), decay=0.9) for m in (model, twin))
+    model, other = nn.Embedding(6, 2), nn.Embedding(6, 2)
+    other.load_state_dict(model.state_dict())
+    sparse, dense = (WeightAverage(m, ParameterLayout.of(m), decay=0.9) for m in (model, other))
     dense.follow(Support.full(12))
     for support in (Support([2, 3], 12), Support([2, 3], 12), Support([3, 4, 5, 10], 12), Support([0], 12)):
         sparse.follow(support)
         with torch.no_grad():
-            for m in (model, twin):
+            for m in (model, other):
                 m.weight.view(-1)[support.indices] += 0.3
         sparse.update()
         dense.update()
     resumed = WeightAverage(model, ParameterLayout.of(model), decay=0.9)
     resumed.restore(sparse.state())
-    for average, m in ((sparse, model), (resumed, model), (dense, twin)):
+    for average, m in ((sparse, model), (resumed, model), (dense, other)):
         with average.in_place():
             assert m.weight.shape == (6, 2)
             found = m.weight.detach().clone()

@@ -389,7 +389,7 @@ class Visible:
         }
 
 
-def look(folder: Path | str) -> Visible:
+def inspect_run(folder: Path | str) -> Visible:
     """The DP-visible diagnostics of the run in a folder.
 
     Formal guarantees: Post-processing of releases and public numbers: free, and as public as the run.

@@ -245,10 +245,10 @@ def test_local_batches_cover_the_data_once_a_pass():
 
 
 def test_plans_without_noise_and_statistics_are_refused():
-    quiet = a_plan()
-    quiet = quiet.with_noise({phase.name: 0.0 for phase in quiet.phases})
+    noiseless = a_plan()
+    noiseless = noiseless.with_noise({phase.name: 0.0 for phase in noiseless.phases})
     with pytest.raises(sparsedp.PrivacyError, match="noise in each"):
-        FederatedTrainer(make_model(), plan=quiet, optimizer=sgd)
+        FederatedTrainer(make_model(), plan=noiseless, optimizer=sgd)
     normalised = a_plan(normalise=sparsedp.PrivateNormalisation())
     with pytest.raises(sparsedp.PrivacyError, match="not asked for"):
         FederatedTrainer(make_model(), plan=normalised, optimizer=sgd)

@@ -115,9 +115,9 @@ def test_a_unit_that_fills_every_group_reaches_the_root_of_the_squares(engine):
     network, rows = CASES["perceptron"].make(torch.float64, 1)
     built = ENGINES[engine](network, loss)
     clip = LayerClip(tuple((slot.name, 0.1 * (1 + number)) for number, slot in enumerate(built.layout)))
-    loud = (rows[0], rows[1] * 1e6)
+    extreme = (rows[0], rows[1] * 1e6)
     query = ClippedSumQuery(Support.full(built.layout.dimension), clip)
-    found = float(built.clipped_sum([MicroBatch(loud)], query).norm())
+    found = float(built.clipped_sum([MicroBatch(extreme)], query).norm())
     assert found == pytest.approx(clip.sensitivity / MARGIN, rel=1e-6)
     assert clip.sensitivity == pytest.approx(math.sqrt(sum(norm**2 for _, norm in clip.norms)))
 

@@ -49,8 +49,10 @@ class Texts(Dataset):
 def bert() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return hf.BertForSequenceClassification(hf.BertConfig(vocab_size=50, num_labels=2, **sizes, **quiet))
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertForSequenceClassification(
+        hf.BertConfig(vocab_size=50, num_labels=2, **sizes, **without_dropout)
+    )
 
 
 def trainer_of(model, folder, privacy=None, callbacks=None, **settings):

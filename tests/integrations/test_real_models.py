@@ -34,22 +34,28 @@ TINY = {"vocab_size": VOCABULARY, "num_labels": 3, "pad_token_id": 0}
 def bert() -> nn.Module:
     hf = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return hf.BertForSequenceClassification(hf.BertConfig(**TINY, **sizes, **quiet))
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertForSequenceClassification(hf.BertConfig(**TINY, **sizes, **without_dropout))
 
 
 def distilbert() -> nn.Module:
     hf = pytest.importorskip("transformers")
-    quiet = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    without_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
-    return hf.DistilBertForSequenceClassification(hf.DistilBertConfig(**TINY, **sizes, **quiet))
+    return hf.DistilBertForSequenceClassification(hf.DistilBertConfig(**TINY, **sizes, **without_dropout))
 
 
 def gpt2() -> nn.Module:
     hf = pytest.importorskip("transformers")
-    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 1}
+    without_dropout = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
     return hf.GPT2ForSequenceClassification(
-        hf.GPT2Config(**TINY, n_embd=16, n_layer=2, n_head=2, n_positions=32, **quiet)
+        hf.GPT2Config(**TINY, n_embd=16, n_layer=2, n_head=2, n_positions=32, **without_dropout)
     )
 
 

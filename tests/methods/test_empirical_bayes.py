@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.clipping import Standardized
-from sparsedp.diagnostics import look
+from sparsedp.diagnostics import inspect_run
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.empirical_bayes import (
     MOST_SPREAD,
@@ -263,7 +263,7 @@ def test_undenoised_it_leaves_the_weights_off_its_support_as_they_are(tmp_path):
     assert off.sum() > 400
     dense = (before.weight.detach()[off]).square().mean()
     assert (result.model.weight.detach()[off]).square().mean() > 0.2 * dense  # shrunk, it is a hundredth
-    assert look(tmp_path / "run").decisions[-1]["kept"] == result.k
+    assert inspect_run(tmp_path / "run").decisions[-1]["kept"] == result.k
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
@@ -283,7 +283,7 @@ def test_weights_off_the_support_are_those_of_the_warm_up_shrunk(ema_decay, tmp_
     sparsedp.load_weights(folder, loaded)
     assert torch.equal(loaded.weight, result.model.weight)
     assert sparsedp.verify(folder)
-    assert look(folder).decisions[-1]["kept"] == result.k
+    assert inspect_run(folder).decisions[-1]["kept"] == result.k
 
 
 def test_the_sums_that_the_mixture_is_fitted_to_carry_the_noise_that_they_claim(tmp_path: Path):

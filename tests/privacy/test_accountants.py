@@ -318,14 +318,14 @@ def test_the_curve_of_a_plan_that_is_not_private_is_infinite():
 
 
 def test_the_library_underneath_writes_no_log(capfd, caplog):
-    loud = SampledGaussian(0.5, 0.61, 3)
+    little_noise = SampledGaussian(0.5, 0.61, 3)
     with caplog.at_level(logging.DEBUG):
-        dp.rdp.RdpAccountant().compose(dp_event((loud,)))
+        dp.rdp.RdpAccountant().compose(dp_event((little_noise,)))
         assert "failed to converge" in caplog.text
         caplog.clear()
         capfd.readouterr()
         for name in ACCOUNTANTS:
-            epsilon(name, loud)
+            epsilon(name, little_noise)
         logging.getLogger("absl").warning("someone else's")
     assert caplog.messages == ["someone else's"]
     assert "converge" not in "".join(capfd.readouterr())

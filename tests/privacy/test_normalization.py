@@ -101,15 +101,15 @@ def test_inputs_that_have_no_channels_of_numbers_are_refused(rows):
 
 def test_columns_that_are_left_out_neither_count_nor_take_part_in_the_clip():
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
-    loud = inputs.clone()
-    loud[:, [0, 2]] *= 1e6
+    extreme = inputs.clone()
+    extreme[:, [0, 2]] *= 1e6
     kept = torch.tensor([1, 3])
-    quiet = channel_sum(inputs, columns=kept)
-    assert torch.equal(channel_sum(loud, columns=kept), quiet)
+    plain = channel_sum(inputs, columns=kept)
+    assert torch.equal(channel_sum(extreme, columns=kept), plain)
     x = inputs[:, kept].double().numpy()
     lengths = np.linalg.norm(x, axis=1, keepdims=True)
     expected = (x * np.minimum(1, CLIP / 1.001 / lengths)).sum(axis=0)
-    np.testing.assert_allclose(quiet.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(plain.numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("columns", [(), (1, 1), (-1,), (True,), ("age",), "ab", 3])

@@ -21,7 +21,7 @@ import sparsedp
 from flat_settings import placed
 from runs import by_method
 from sparsedp import PrivacyError, PrivateNormalisation, SparseDPError, list_methods, verify
-from sparsedp.diagnostics import look
+from sparsedp.diagnostics import inspect_run
 from sparsedp.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.optimizers.factory import AVERAGED, SQUARED, table_rate
@@ -218,7 +218,7 @@ def test_an_estimators_run_can_be_diagnosed(tmp_path, asked, method):
     model = classifier(run_dir=tmp_path / "run", epochs=6, batch_size=128, epsilon=8.0, **asked)
     model.fit(*table(rows=800, features=40))
     assert model.method_ == method
-    assert set(look(tmp_path / "run").splits) == {"energy", "coherent"}
+    assert set(inspect_run(tmp_path / "run").splits) == {"energy", "coherent"}
 
 
 def test_sparse_and_dense_features_give_the_same_model():

@@ -68,13 +68,13 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
     every = supports(layout)
     for step, value in enumerate(gradients(layout.dimension, 3 * len(every))):
         if step == stop:
-            saved, twin = copy.deepcopy(applier.state()), copy.deepcopy(model)
-            resumed = CompactOptimizer(twin, layout, DROPPING[name](twin.parameters()))
+            saved, copied = copy.deepcopy(applier.state()), copy.deepcopy(model)
+            resumed = CompactOptimizer(copied, layout, DROPPING[name](copied.parameters()))
             resumed.restore(saved, every[(step - 1) // 3])
         applier.apply(release(layout, every[step // 3], value, step))
         if step >= stop:
             resumed.apply(release(layout, every[step // 3], value, step))
-            assert all(map(torch.equal, bits(model), bits(twin)))
+            assert all(map(torch.equal, bits(model), bits(copied)))
 
 
 @pytest.mark.parametrize("kind", [CompactOptimizer, functools.partial(MaskedOptimizer, coasts=False)])
@@ -126,13 +126,13 @@ def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: 
     values = gradients(layout.dimension, 6)
     for step in range(3):
         masked.apply(release(layout, support, values[step], step))
-    twin = copy.deepcopy(model)
-    compact = CompactOptimizer(twin, layout, DROPPING[name](twin.parameters()))
+    copied = copy.deepcopy(model)
+    compact = CompactOptimizer(copied, layout, DROPPING[name](copied.parameters()))
     compact.restore(copy.deepcopy(masked.state()), support)
     for step in range(3, 6):
         for applier in (masked, compact):
             applier.apply(release(layout, support, values[step], step))
-    assert all(map(torch.equal, bits(model), bits(twin)))
+    assert all(map(torch.equal, bits(model), bits(copied)))
 
 
 def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest() -> None:

@@ -157,7 +157,7 @@ def test_a_table_that_the_average_holds_whole_is_not_copied_when_rows_of_another
     assert average._weights["bag.weight"].shape == (1, WIDTH)
 
 
-class Held(TorchDispatchMode):
+class LargeAllocations(TorchDispatchMode):
     """Follows the memory that operators ask for: the most held at once, and every piece of at least `large` bytes."""
 
     def __init__(self, large: int) -> None:
@@ -184,7 +184,9 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def held_by_a_step(model: nn.Module, inputs: Tensor, batches: int, coasts: bool) -> tuple[int, Held]:
+def held_by_a_step(
+    model: nn.Module, inputs: Tensor, batches: int, coasts: bool
+) -> tuple[int, LargeAllocations]:
     """D, and what the second of two steps held."""
     engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
@@ -203,7 +205,7 @@ def held_by_a_step(model: nn.Module, inputs: Tensor, batches: int, coasts: bool)
         mover.apply(released)
 
     step(0)
-    with Held(large=4 * d) as held:
+    with LargeAllocations(large=4 * d) as held:
         step(1)
     assert held.now < held.most  # it sees what is freed
     return d, held

@@ -55,9 +55,9 @@ def adafest_of(threshold: float = 1.0) -> Method:
 
 
 def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
-    look = EmbeddingRowCounter(model, from_criterion(loss_fn), ["words.weight"])
+    counter = EmbeddingRowCounter(model, from_criterion(loss_fn), ["words.weight"])
     batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
-    return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
+    return torch.stack(list(RowCountSum([batch], counter, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
 
 def noise_of(seed: int, key: tuple[int, ...], clip: float, multiplier: float, size: int) -> np.ndarray:

@@ -121,7 +121,7 @@ class Case:
     rows: Callable[[], Rows] = table
 
 
-def loud(rows: Rows) -> Rows:
+def extreme(rows: Rows) -> Rows:
     """One record that shifts means, comes first when sorted and asks for the first expert."""
     x = rows[0][:1].clone()
     return torch.full_like(x, 30.0 if x.is_floating_point() else 7), rows[1][:1]
@@ -248,12 +248,12 @@ def assert_bounded(
 def test_a_model_that_mixes_rows_is_refused_or_moves_by_at_most_c(name):
     rows = CASES[name].rows()
     rows = rows if len(rows[0]) > 8 else table(count=9)
-    assert_bounded(CASES[name].model, loss, rows, loud(rows))
+    assert_bounded(CASES[name].model, loss, rows, extreme(rows))
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_model_trains_and_moves_by_at_most_c(name):
-    assert_bounded(SOUND[name], loss, table(count=24), loud(table()), sound=True)
+    assert_bounded(SOUND[name], loss, table(count=24), extreme(table()), sound=True)
 
 
 # What ordinary users write.
@@ -509,7 +509,7 @@ LOOKING: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", LOOKING)
 def test_a_look_past_the_isolation_is_refused_or_moves_by_at_most_c(name):
     try:
-        assert_bounded(LOOKING[name], loss, table(count=40), loud(table()))
+        assert_bounded(LOOKING[name], loss, table(count=40), extreme(table()))
     except (RuntimeError, TypeError, ValueError) as error:  # the model's own, on made-up examples
         assert re.search("vmap|size|escaped", str(error))  # noqa: PT017
 

@@ -505,11 +505,11 @@ def diagnose(
     if data not in (None, "test", "train"):
         raise SparseDPError(f"--data: got {data!r}, expected test or train")
     from sparsedp.cli.runs import show_support as show
-    from sparsedp.diagnostics import look
+    from sparsedp.diagnostics import inspect_run
     from sparsedp_experiments.theory.diagnose import BANNER, diagnose_run, theory_of
     from sparsedp_experiments.theory.trajectory import support_changes
 
-    seen, theory = look(folder), theory_of(folder)
+    seen, theory = inspect_run(folder), theory_of(folder)
     seen = replace(seen, overlaps=(*seen.overlaps, *support_changes(folder)))
     found: dict[str, Any] = {"run": str(run), "visible": {**seen.to_json(), **theory.to_json()}}
     screen = stdout_console(as_json)

@@ -104,19 +104,21 @@ def explicit_sums(subject: AuditTarget, layout: ParameterLayout) -> list[UnitSum
 def _counts(subject: AuditTarget, layout: ParameterLayout, phase: Phase) -> list[UnitSum]:
     controller = subject.controller(layout)
     rows = min(PROBE_ROWS, subject.rows)
-    look = counted_rows(
+    counter = counted_rows(
         subject.model,
         subject.loss,
         controller,
         lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate_fn)),
         PublicRandomness.fresh(),
     )
-    if look is None or controller.tables is None or not controller.tables.total:
+    if counter is None or controller.tables is None or not controller.tables.total:
         return []
     released = row_count_release(subject.plan, phase, subject.plan.first_step(phase.name), controller.tables)
     total, clip = controller.tables.total, released.clip
     return [
-        _unit_sum(released.name, clip, lambda batch: RowCountSum(batch, look, total, clip), not phase.trains)
+        _unit_sum(
+            released.name, clip, lambda batch: RowCountSum(batch, counter, total, clip), not phase.trains
+        )
     ]
 
 

@@ -252,9 +252,9 @@ def diagnose(
 
     Example: `sparsedp diagnose runs/first`
     """
-    from sparsedp.diagnostics import look
+    from sparsedp.diagnostics import inspect_run
 
-    seen = look(run_folder(run))
+    seen = inspect_run(run_folder(run))
     if as_json:
         print_json({"run": str(run), "visible": seen.to_json()})
     else:

@@ -232,8 +232,8 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
         )
 
 
-TRIAL_DRAW = 7
-"""Keeps the draw of rows for a trial apart from other public draws."""
+PROBE_DRAW = 7
+"""Keeps the draw of probe rows apart from other public draws."""
 STATISTICS_ROWS = 1024
 """Most rows at once in a phase that does not train, unless told."""
 
@@ -273,9 +273,9 @@ class Batches:
         validate_items(dataset, loading.unit_ids)
         validate_collate(dataset, loading.collate_fn, shapes)
 
-    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Batch:
+    def probe_rows(self, count: int, public: PublicRandomness) -> Batch:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""
-        everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, TRIAL_DRAW)).numpy()
+        everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, PROBE_DRAW)).numpy()
         with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             return fetch_rows(self._dataset, everywhere[:count], self._collate)
 

@@ -48,14 +48,14 @@ def counted_rows(
     """
     if controller.tables is None:
         return None
-    look = EmbeddingRowCounter(model, loss, [slot.name for slot in controller.tables.slots])
+    counter = EmbeddingRowCounter(model, loss, [slot.name for slot in controller.tables.slots])
     with fork_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
-        look.check(probe())
-    return look
+        counter.check(probe())
+    return counter
 
 
 def release_selection(
-    look: EmbeddingRowCounter,
+    counter: EmbeddingRowCounter,
     batch: LogicalBatch,
     plan: Plan,
     phase: Phase,
@@ -72,7 +72,7 @@ def release_selection(
         raise PrivacyError(f"the phase {phase.name!r} selects, and the method has nothing to select by")
     rows = controller.tables.total
     released = GaussianMechanism(ledger, randomness).release(
-        RowCountSum(batch, look, rows, phase.clip),
+        RowCountSum(batch, counter, rows, phase.clip),
         Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
         expected_batch_size=plan.expected_batch_size(phase),
     )
@@ -88,7 +88,7 @@ class StepCounts:
     one.
     """
 
-    look: EmbeddingRowCounter | None
+    counter: EmbeddingRowCounter | None
     plan: Plan
     controller: SupportScheduler
     randomness: PrivateRandomness
@@ -97,10 +97,10 @@ class StepCounts:
         """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
         paid = SplitCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
         tables = self.controller.tables
-        if self.look is not None and tables is not None and tables.total:
+        if self.counter is not None and tables is not None and tables.total:
             self.controller.observe_counts(
                 GaussianMechanism(paid, self.randomness).release(
-                    RowCountSum(batch, self.look, tables.total, FlatClip(1.0)),
+                    RowCountSum(batch, self.counter, tables.total, FlatClip(1.0)),
                     Charge(phase.name, step, phase.sampling_rate, phase.count_noise, COUNT),
                     expected_batch_size=self.plan.expected_batch_size(phase),
                 )
@@ -152,7 +152,7 @@ class PrivateStep:
 
 
 class Randomness(NamedTuple):
-    """Where a run draws from: noise and batches in secret, supports and trial rows in public."""
+    """Where a run draws from: noise and batches in secret, supports and made-up rows in public."""
 
     private: PrivateRandomness
     public: PublicRandomness
@@ -179,7 +179,7 @@ class StepTaker:
         engine: str,
     ) -> None:
         private, public = randomness
-        some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
+        some_rows = functools.partial(batches.probe_rows, PROBE_ROWS, public)
         refuse_nothing_finite(rows := some_rows())
         validation = ModelValidation(model, loss, rows)
         self._device = next(model.parameters()).device

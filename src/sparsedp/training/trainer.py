@@ -101,7 +101,7 @@ class Trainer(RecordedRun):
                 lambda: Batches(train_dataset, plan, private, data, partition)
             )
             distributed.check_same_on_all_ranks(
-                lambda: data_facts(self._batches.rows_for_a_trial(COMPARED_ROWS, public), data)
+                lambda: data_facts(self._batches.probe_rows(COMPARED_ROWS, public), data)
             )
             distributed.broadcast_parameters(model)
             rule = OptimizerConfig(optimizer, lr_scheduler, ema_decay, public_scores)
