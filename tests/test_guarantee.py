@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparsedp.guarantee import describe, posterior
+from sparsedp.guarantee import describe, describe_run, posterior
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.plan import Plan
@@ -38,6 +38,20 @@ def test_promises_name_the_unit_the_relation_and_the_odds():
     patients = " ".join(describe(a_plan("patient"), evaluated=False).promises)
     assert "one patient with all its rows: 500" in patients
     assert "not a person" not in patients
+
+
+@pytest.mark.parametrize(
+    ("record", "seeded"),
+    [
+        (None, True),
+        ({"seed": 0, "publishable": False}, True),
+        ({"seed": None, "publishable": False}, True),
+        ({"seed": 0, "publishable": True}, True),
+        ({"seed": None, "publishable": True}, False),
+    ],
+)
+def test_a_run_counts_as_seeded_unless_its_record_denies_it_twice(record, seeded):
+    assert (describe_run(a_plan(), None, record).warning is not None) == seeded
 
 
 def test_promised_odds_of_a_plan_with_less_noise_than_it_was_calibrated_to_are_those_it_has():
