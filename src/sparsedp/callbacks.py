@@ -43,8 +43,9 @@ def live(plan: Plan, console: Console) -> Iterator[Callable[[Event], None]]:
 
     def show(event: Event) -> None:
         if isinstance(event, EpochMetrics):
-            found = event.metrics.get("accuracy")
+            found, loss = event.metrics.get("accuracy"), event.training_loss
             accuracy[:] = [] if found is None else [f"held-out accuracy {found:.1%}"]
+            accuracy.extend([] if loss is None else [f"private training loss {loss:.3f}"])
             return
         bar.update(task, completed=event.step + 1)
         epsilon = epsilons[event.epoch - 1 : event.epoch]

@@ -68,6 +68,7 @@ def make_private(
     max_grad_norm: ClipNorm | None = None,
     method: str | Method = AUTO_METHOD,
     accountant: str | None = None,
+    private_loss: float | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
     unit_name: str | None = None,
     rows_per_unit: int = 1,
@@ -111,6 +112,7 @@ def make_private(
         max_grad_norm: L2 bound on each unit's gradient, "auto", or norms by pattern of names, as for `fit`.
         method: a name, or a `Method` from `get_method(name, **changes)`; "auto" is dense or sparse by public numbers.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
+        private_loss: the public bound on an example's loss, to release a training loss every epoch, as for `fit`.
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
         unit_name: what a unit is called.
         rows_per_unit: rows drawn of a sampled unit.
@@ -167,6 +169,7 @@ def make_private(
         batch_size=given.batch_size,
         max_grad_norm=max_grad_norm,
         accountant=accountant,
+        private_loss=private_loss,
     )
     if evaluate is None and eval_dataset is not None:
         evaluate = evaluator_of(eval_dataset, data, criterion)

@@ -17,7 +17,7 @@ from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Phase
-from sparsedp.privacy.queries import RowCountSum
+from sparsedp.privacy.queries import LossSum, RowCountSum
 
 pytestmark = pytest.mark.usefixtures("quickest")
 
@@ -101,6 +101,21 @@ def test_a_unit_that_moves_a_count_too_far_is_found(monkeypatch):
     )
     for method in ("fest", "adafest"):
         assert f"the sum of phase {RELEASES[method][0]} by 1.499 {MOVED}" in problems(attacked(method))
+
+
+def test_a_released_loss_is_audited_by_leaving_units_out(monkeypatch):
+    """Of a network with dropout, and units of several rows; a loss beyond its bound is found and named."""
+    model, ids = nn.Sequential(nn.Linear(24, 2), nn.Dropout(0.3)), [row // 4 for row in range(100)]
+    how = {"private_loss": 0.5, "epochs": 1, "steps": 2}
+    result = audited(model, data(100), unit_ids=ids, batch_size=12, **how)
+    assert result.passed, problems(result)
+    assert "train, loss (units left out of its sum; its noise was not attacked)" in result.attacked
+    honest = LossSum.partial_sums
+    monkeypatch.setattr(
+        LossSum, "partial_sums", lambda self, bound: (1.5 * part for part in honest(self, bound))
+    )
+    found = problems(audited(model, data(100), batch_size=50, **how))
+    assert f"the sum of phase train, loss by 1.499 {MOVED}" in found
 
 
 def test_a_count_of_records_where_units_are_promised_is_found(monkeypatch):

@@ -203,6 +203,7 @@ def every_way(folder: Path) -> dict[str, str]:
         "by hand": {"engine": "reference", "epochs": 1},
         "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
         "few at once": {"max_physical_batch": 7},
+        "a loss": {"private_loss": 2.0},
         "loaded apart": {"num_workers": 1},
         "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
     }

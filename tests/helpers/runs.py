@@ -174,6 +174,10 @@ SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
         "plan": a_plan(get_method("tp-topk"), normalise=PrivateNormalisation(3.0, 2.0)),
         "model": Normalised(network(), FEATURES),
     },
+    "private-loss": lambda: {
+        "plan": a_plan(get_method("tp-topk"), private_loss=2.0),
+        "model": network(dropout=0.4),
+    },
 }
 """Arguments of `a_trainer` for what a method's defaults do not show; the model is another one each time."""
 

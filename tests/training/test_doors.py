@@ -66,6 +66,7 @@ RUNS = {
     "standardized": {"method": "adadpigu"},
     "by noise": {"budget": {**BUDGET, "epsilon": None, "noise_multiplier": 1.3}},
     "units": {"unit_ids": UNITS},
+    "a loss of units": {"unit_ids": UNITS, "budget": {**BUDGET, "private_loss": 2.0}},
     "clipped automatically": {"budget": {**BUDGET, "max_grad_norm": "auto"}},
     "clipped layer by layer": {"budget": {**BUDGET, "max_grad_norm": {"0.*": 0.4, "*": 0.7}}},
     "a mean": {"criterion": nn.CrossEntropyLoss()},

@@ -96,9 +96,18 @@ def attack(
         planned_steps=plan.total_steps,
         dimension=layout.dimension,
         checks=check_all(measured, list(moved.values()), odd_draws, bounds, claimed),
-        attacked=tuple(one.words for one in measured),
+        attacked=(*(one.words for one in measured), *_not_attacked(plan)),
         accountant=composition.accountant,
         run=run,
+    )
+
+
+def _not_attacked(plan: Plan) -> Iterator[str]:
+    """The losses that the plan releases: units are left out of them, and that is all."""
+    yield from (
+        f"{phase.name}, loss (units left out of its sum; its noise was not attacked)"
+        for phase in plan.phases
+        if phase.loss_bound
     )
 
 

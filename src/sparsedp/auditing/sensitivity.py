@@ -27,14 +27,15 @@ from sparsedp.auditing.canaries import (
     statistic_release,
 )
 from sparsedp.auditing.estimators import Scores
-from sparsedp.clipping import Clip
+from sparsedp.clipping import Clip, FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
+from sparsedp.grad_sample.losses import ExampleLosses
 from sparsedp.loading import rows_in_order
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase
-from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, RowCountSum
+from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, LossSum, RowCountSum
 from sparsedp.randomness import (
     PublicRandomness,
     SeededRandomness,
@@ -94,11 +95,19 @@ def explicit_sums(subject: AuditTarget, layout: ParameterLayout) -> list[UnitSum
     """The sums of the plan that are no gradients: counts by the user's model, and statistics of the user's inputs."""
     found: list[UnitSum] = []
     for phase in subject.plan.phases:
+        if phase.loss_bound:
+            found.append(_losses(subject, phase))
         if phase.name == NORMALISE:
             found += _statistics(subject, phase)
         elif not phase.trains or phase.count_share:
             found += _counts(subject, layout, phase)
     return found
+
+
+def _losses(subject: AuditTarget, phase: Phase) -> UnitSum:
+    """The loss that the last step of an epoch releases before its gradient."""
+    losses, clip = ExampleLosses(subject.model, subject.loss), FlatClip(phase.loss_bound)
+    return _unit_sum(f"{phase.name}, loss", clip, lambda batch: LossSum(losses, batch, clip))
 
 
 def _counts(subject: AuditTarget, layout: ParameterLayout, phase: Phase) -> list[UnitSum]:

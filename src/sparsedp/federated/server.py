@@ -312,6 +312,8 @@ def check_federated(plan: Plan) -> None:
         raise PrivacyError(
             f"max_grad_norm: got {beyond[0]!r}, expected a number: a client's update is held to one norm"
         )
+    if any(phase.loss_bound for phase in plan.phases):
+        raise PrivacyError("private_loss: got a bound, expected None: clients are not asked for losses")
     others = [phase.name for phase in plan.phases if not phase.trains and phase.name != SELECT.name]
     if others:
         raise PrivacyError(

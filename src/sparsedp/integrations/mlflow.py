@@ -29,5 +29,6 @@ class MLflowLog(Callback):
     def on_epoch(self, metrics: EpochMetrics) -> None:
         """Log an epoch's epsilon and held-out numbers."""
         values = {"epsilon": metrics.epsilon, **{f"held_out_{k}": v for k, v in metrics.metrics.items()}}
+        values["training_loss"] = metrics.training_loss
         known = {name: value for name, value in values.items() if value is not None}
         mlflow.log_metrics(known, step=metrics.step)

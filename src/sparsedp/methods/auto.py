@@ -110,7 +110,11 @@ def choose_method(
     epochs and budget.
     """
     delta = asked.get("delta")
-    known: PlanArgs = {**asked, "delta": default_delta(units) if delta is None else delta}
+    known: PlanArgs = {
+        **asked,
+        "delta": default_delta(units) if delta is None else delta,
+        "private_loss": None,  # which costs the same beside any method
+    }
     dense = PlanConfig.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
     method = method_beside(dense, dimension, linear=linear)
     logger.info("method auto: %s: %s", method.name, _reason(method, dense, dimension, linear=linear))

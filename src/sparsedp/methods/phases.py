@@ -41,6 +41,7 @@ def draft_phases(
     sampling_rate: float,
     clip_norm: ClipNorm,
     warmup_fraction: float,
+    loss_bound: float = 0.0,
 ) -> tuple[Phase, ...]:
     """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
     stages = tuple(stage for stage in method.stages if stage.trains)
@@ -57,6 +58,7 @@ def draft_phases(
             support=FrozenMap(_rule(method, stage)),
             count_share=method.count_share if stage.moves is Moves.SUPPORT else 0.0,
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
+            loss_bound=loss_bound,
         )
         for stage, name, count, clip in zip(stages, phase_names(stages), steps, clips, strict=True)
     )

@@ -21,7 +21,7 @@ from sparsedp.methods.phases import ClipNorm, draft_phases, groups_of, steps_of_
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import LOSS_SHARE, Phase, Plan
 
 METHOD = "tp-topk"
 EPSILON = 3.0
@@ -30,6 +30,9 @@ CLIP_NORM = 1.0
 WARMUP_FRACTION = 0.3
 SELECTION_BUDGET = 0.1
 ACCOUNTANT = "pld"
+
+_OPTIONAL = ("noise_multiplier", "private_loss")
+"""Left out of the JSON form where they are None."""
 
 logger = logging.getLogger("sparsedp")
 
@@ -61,6 +64,7 @@ class PlanArgs(TypedDict, total=False):
     split: BudgetSplit | None
     accountant: str | None
     normalise: PrivateNormalisation | None
+    private_loss: float | None
 
 
 def check_asked(asked: PlanArgs, door: str, *, without: Sequence[str] = ()) -> None:
@@ -98,6 +102,7 @@ class PlanConfig:
         accountant: who counts.
         normalise: centre and scale the inputs by statistics released first.
         noise_multiplier: the noise of every phase that trains, over the clip norm, instead of a budget.
+        private_loss: the bound on an example's loss, for a training loss that is released every epoch; None for none.
     """
 
     method: Method
@@ -114,8 +119,11 @@ class PlanConfig:
     accountant: str
     normalise: PrivateNormalisation | None
     noise_multiplier: float | None = None
+    private_loss: float | None = None
 
     def __post_init__(self) -> None:
+        if self.private_loss is not None:
+            checks.number(self.private_loss, "private_loss", above=0.0)
         if self.noise_multiplier is not None:
             self._check_noise(self.noise_multiplier)
         budgeted = self.epsilon is not None or self.noise_multiplier is not None
@@ -178,6 +186,13 @@ class PlanConfig:
             logger.info(
                 "delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit_name
             )
+        if "private_loss" in given:
+            logger.info(
+                "private_loss: the last step of an epoch gives %.0f %% of its precision to the loss; its gradient's "
+                "noise is %.1f %% larger, epsilon the same",
+                100 * LOSS_SHARE,
+                100 / math.sqrt(1 - LOSS_SHARE) - 100,
+            )
         asked_norm = values.pop("max_grad_norm")
         values["clip_norm"] = groups_of(asked_norm) if isinstance(asked_norm, Mapping) else asked_norm
         return cls(method=row, units=units, unit=unit_name, **values)
@@ -195,6 +210,7 @@ class PlanConfig:
             sampling_rate=self.batch_size / self.units,
             clip_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
+            loss_bound=self.private_loss or 0.0,
         )
         return Plan(
             method=self.method.name,
@@ -270,8 +286,9 @@ class PlanConfig:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         for name in ("method", "split", "normalise"):
             values[name] = None if values[name] is None else values[name].to_json()
-        if self.noise_multiplier is None:
-            del values["noise_multiplier"]
+        for name in _OPTIONAL:
+            if values[name] is None:
+                del values[name]
         return {**values, "clip_norm": plain_json(self.clip_norm)}
 
     @classmethod
@@ -282,7 +299,7 @@ class PlanConfig:
             SparseDPError: unknown or missing values.
         """
         known = {entry.name for entry in fields(cls)}
-        if {*values, "noise_multiplier"} != known:
+        if {*values, *_OPTIONAL} != known:
             raise SparseDPError(f"what a plan was made from: got {sorted(values)}, expected {sorted(known)}")
         normalise = values["normalise"]
         read = {
@@ -324,8 +341,8 @@ def plan(
         method: a name, or a `Method` from `get_method(name, **changes)`.
         units: the number N of privacy units; public.
         unit_name: what a unit is called.
-        asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise and what a
-            method with two phases takes: warmup_fraction, selection_budget, split.
+        asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise,
+            private_loss, and what a method with two phases takes: warmup_fraction, selection_budget, split.
     """
     check_asked(asked, "plan")
     return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked).plan()

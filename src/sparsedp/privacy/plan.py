@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 FLAT, AUTO = "flat", "auto"
 """How a unit's gradient is clipped, beside norms by group: to one norm, or to nearly that norm always."""
 
+LOSS_SHARE = 0.04
+"""Share of a step's precision for the loss it releases: that has five times the step's noise, over its own bound."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Phase:
         count_share: share of a step's precision (noise_multiplier^-2) for a second release of the same batch,
             a count of the rows it touches; the gradient has the rest.
         trains: False for a preliminary release (feature statistics), which counts in no epoch.
+        loss_bound: what an example's loss counts for at most in the loss that an epoch's last step releases as well,
+            for `LOSS_SHARE` of its precision; 0 where none is released.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Phase:
     trains: bool = True
     count_share: float = 0.0
     clipping: str | tuple[tuple[str, float], ...] = FLAT
+    loss_bound: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"phase {self.name!r}"
@@ -67,10 +73,16 @@ class Phase:
             noise_multiplier=checks.number(self.noise_multiplier, f"{where}: noise_multiplier", at_least=0.0),
             support=FrozenMap(self.support),
             count_share=checks.number(self.count_share, f"{where}: count_share", at_least=0.0),
+            loss_bound=checks.number(self.loss_bound, f"{where}: loss_bound", at_least=0.0),
         )
         self._check_clipping(where)
         if self.count_share >= 1:
             raise PrivacyError(f"{where}: count_share is {self.count_share}, expected a share below 1")
+        if self.loss_bound and (self.count_share or not self.trains):
+            raise PrivacyError(
+                f"private_loss: the steps of {where} count rows or do not train, and have no precision "
+                "left for a loss; evaluate on held-out data, or take another method"
+            )
 
     def _check_clipping(self, where: str) -> None:
         if self.clipping in (FLAT, AUTO):
@@ -113,6 +125,12 @@ class Phase:
     def gradient_noise(self) -> float:
         """The gradient's own noise multiplier: all of the step's, unless it also counts rows."""
         return self.noise_multiplier / math.sqrt(1 - self.count_share)
+
+    @property
+    def loss_noises(self) -> tuple[float, float]:
+        """The noise multipliers of loss and gradient in a step that releases both: together they cost the step's."""
+        whole = self.noise_multiplier
+        return whole / math.sqrt(LOSS_SHARE), whole / math.sqrt(1 - LOSS_SHARE)
 
     @property
     def count_noise(self) -> float:
@@ -223,7 +241,7 @@ FILTER = "rdp-filter"
 FORMAT = 2
 """Version of the JSON form; others are refused."""
 
-_USUAL = (("count_share", 0.0), ("clipping", FLAT))
+_USUAL = (("count_share", 0.0), ("clipping", FLAT), ("loss_bound", 0.0))
 
 
 @final
@@ -364,6 +382,10 @@ class Plan:
                 trained += phase.steps
             done += phase.steps
         return tuple(ends) if ends and ends[-1] == done else (*ends, done)
+
+    def releases_loss(self, step: int) -> bool:
+        """Whether a step shares its precision with a loss: the last of each epoch, if one was asked for."""
+        return bool(self.phase_at(step).loss_bound) and step + 1 in self.epoch_ends()
 
     def events(self, steps: int | None = None) -> tuple[SampledGaussian, ...]:
         """What the plan, or its first `steps` steps, releases."""

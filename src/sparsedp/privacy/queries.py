@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import Batch, MicroBatch
-from sparsedp.clipping import Clip, Geometry, Identity
+from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, Geometry, Identity
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery, mean_per_unit
 from sparsedp.parameters import Support
@@ -218,6 +218,45 @@ class RowCountSum(BoundedSum):
             norms = torch.bincount(owners, minlength=1).double().sqrt()
             part = torch.zeros(self.rows, dtype=torch.float64)
             yield part.index_add_(0, places, clip.factors(norms)[owners])
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class LossSum(BoundedSum):
+    """The sum over units of their loss: the mean over a unit's examples, each clamped to [0, bound].
+
+    Formal guarantees:
+        What a unit adds lies in [0, bound] whatever its examples are, less the margin that clips keep for the float
+        rounding of what others add. So adding or removing one unit moves the sum by at most the bound.
+
+    Edge cases:
+        A loss that is not finite counts as the bound, and not as a small one: a model that diverged shows it.
+
+    Attributes:
+        losses: the loss of every example of a micro-batch, computed alone. Private.
+        batches: the units. Private.
+        clip: the bound on an example's loss; public.
+    """
+
+    losses: Callable[[MicroBatch], Tensor]
+    batches: Iterable[MicroBatch]
+    clip: FlatClip
+
+    @property
+    def size(self) -> int:
+        """One number."""
+        return 1
+
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
+        """The sum, micro-batch by micro-batch."""
+        most = self.clip.tightened(bound).norm / (1 + ROUNDING_MARGIN)
+        yield torch.zeros(1, dtype=torch.float64)
+        for batch in self.batches:
+            if batch.example_count:
+                losses = self.losses(batch).detach().to("cpu", torch.float64)
+                bounded = torch.where(losses.isfinite(), losses, most).clamp(0.0, most)
+                units = None if batch.units is None else batch.units.cpu()
+                yield mean_per_unit(bounded, units).sum().reshape(1)
 
 
 @final

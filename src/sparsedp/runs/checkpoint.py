@@ -21,7 +21,7 @@ from sparsedp._serialization import from_json, json_diff, json_equal, plain_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import SchedulerState
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
-from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, wrap_read_errors
+from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, epochs_json, wrap_read_errors
 
 FORMAT, VERSION = "sparsedp checkpoint", 2
 _LENGTH = struct.Struct("<Q")
@@ -88,7 +88,7 @@ def checkpoint_of(
         "average": average and {name: getattr(average, name) for name in average.__slots__},
         "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
         "journal": {
-            "epochs": to_json(history.epochs),
+            "epochs": epochs_json(history.epochs),
             "spans": to_json(history.spans),
             "support": history.support.indices,
         },

@@ -45,6 +45,8 @@ class EpochMetrics:
         active_ratio: the share of all coordinates they are.
         learning_rate: the first parameter group's.
         metrics: on held-out data, which is outside the guarantee; None where not finite.
+        training_loss: the mean loss of the epoch's last step, released with noise; None without `private_loss`.
+        training_loss_noise: the standard deviation of its noise. Public.
     """
 
     epoch: int
@@ -55,6 +57,8 @@ class EpochMetrics:
     active_ratio: float
     learning_rate: float
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    training_loss: float | None = None
+    training_loss_noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,12 @@ def plan_bytes(plan: Plan) -> bytes:
 
 def metrics_bytes(epochs: Iterable[EpochMetrics]) -> bytes:
     """The metrics of epochs as a file: one line each."""
-    return b"".join(_line(to_json(one)) for one in epochs)
+    return b"".join(map(_line, epochs_json(epochs)))
+
+
+def epochs_json(epochs: Iterable[EpochMetrics]) -> list[Json]:
+    """The metrics of epochs as JSON values, without a loss where none was released."""
+    return [{name: value for name, value in to_json(one).items() if value is not None} for one in epochs]
 
 
 def record_bytes(record: RunRecord) -> bytes:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-from sparsedp._serialization import json_equal, to_json
+from sparsedp._serialization import json_equal
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant, silence_dp_accounting
 from sparsedp.privacy.ledger import ChargeBlock, LedgerState
@@ -27,6 +27,7 @@ from sparsedp.runs.record import (
     EpochMetrics,
     LedgerPlace,
     RunRecord,
+    epochs_json,
     metrics_bytes,
     plan_bytes,
     record_bytes,
@@ -231,7 +232,7 @@ def _metrics(
 ) -> Iterator[Check]:
     """Every line of the metrics: step, phase and epsilon are the plan's, and the checkpoint has the same lines."""
     saved = checkpoint.state["journal"]["epochs"]
-    same = json_equal(to_json(epochs[: len(saved)]), saved)
+    same = json_equal(epochs_json(epochs[: len(saved)]), saved)
     yield Check(
         "the metrics go on from where the checkpoint knew them",
         None if same else "its epochs are not those of the checkpoint",

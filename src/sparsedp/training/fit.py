@@ -66,6 +66,7 @@ def fit(
     unit_name: str | None = None,
     data: DataConfig = DataConfig(),  # noqa: B008
     normalise: PrivateNormalisation | None = None,
+    private_loss: float | None = None,
     accountant: str | None = None,
     engine: str = "bookkeeping",
     ema_decay: float | None = None,
@@ -114,6 +115,8 @@ def fit(
         data: how rows are loaded: rows drawn of a unit, most rows at once, processes, `collate_fn`.
         normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
             back is then `Normalised(model, channels)`.
+        private_loss: the public bound on an example's loss: the last step of each epoch then also releases the mean
+            loss, clamped to it, as the epoch's `training_loss`, within the same epsilon for 2 % more noise.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         engine: "bookkeeping", or "reference".
         ema_decay: keep an exponential average of the weights, and give that back.
@@ -152,6 +155,7 @@ def fit(
         public_scores=public_scores,
         accountant=accountant,
         normalise=normalise,
+        private_loss=private_loss,
         total_epsilon=total_epsilon,
         continue_from=continue_from,
     )

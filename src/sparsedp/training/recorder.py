@@ -132,7 +132,7 @@ class RecordedRun:
         self._check_open()
         self._rates, self._between_steps = self.learner.learning_rates, False
 
-    def _end_step(self, released: Release) -> StepReport:
+    def _end_step(self, released: Release, loss: Release | None = None) -> StepReport:
         """Note a release that was learned from; at the end of an epoch evaluate and save.
 
         Inside an epoch the end of a ledger block saves, at most once a minute.
@@ -147,7 +147,7 @@ class RecordedRun:
         if ends_epoch or ends_block:
             self._check_same_weights()
         if ends_epoch:
-            self._end_epoch(report)
+            self._end_epoch(report, loss)
         self._between_steps = True
         if ends_epoch or (ends_block and time.monotonic() >= self._saved + SAVE_EVERY):
             self.save()
@@ -236,7 +236,7 @@ class RecordedRun:
         """Epsilon of the plan's first steps, by the ends of epochs."""
         return dict(zip(self._epoch_ends, epsilon_by_epoch(self.plan), strict=True))
 
-    def _end_epoch(self, last: StepReport) -> None:
+    def _end_epoch(self, last: StepReport, loss: Release | None) -> None:
         report = EpochMetrics(
             epoch=last.epoch,
             step=self.position,
@@ -246,6 +246,8 @@ class RecordedRun:
             active_ratio=self.support.active_ratio,
             learning_rate=last.learning_rates[0],
             metrics=self._metrics(),
+            training_loss=None if loss is None else float(loss.mean),
+            training_loss_noise=None if loss is None else float(loss.noise_scale),
         )
         self._history.epochs.append(report)
         self._store.write_metrics(self.history)

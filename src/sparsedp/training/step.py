@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from sparsedp.batch import Batch, LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip, LayerClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
+from sparsedp.grad_sample.losses import ExampleLosses
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import SupportChange, SupportScheduler
 from sparsedp.privacy.charge import Charge, Chargeable, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.queries import GradientSum, RowCountSum
+from sparsedp.privacy.queries import GradientSum, LossSum, RowCountSum
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, fork_generators
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
@@ -30,8 +32,15 @@ from sparsedp.validation.data import PROBE_ROWS, refuse_nothing_finite
 from sparsedp.validation.model import ModelValidation
 from sparsedp.validation.state import StateGuard
 
-COUNT = 1
-"""The count's number among a step's releases; the gradient is number 0."""
+COUNT, LOSS = 1, 2
+"""The numbers of count and loss among a step's releases; the gradient is number 0."""
+
+
+class Released(NamedTuple):
+    """What a step releases: its gradient, and at the end of an epoch the loss, if the plan says so."""
+
+    gradient: Release
+    loss: Release | None = None
 
 
 def counted_rows(
@@ -118,16 +127,18 @@ class PrivateStep:
     plan: Plan
     controller: SupportScheduler
     engine: ClippedSumEngine
+    losses: ExampleLosses
     counts: StepCounts
     enter: Callable[[SupportChange], None]
     move: Callable[[Release], None]
     randomness: PrivateRandomness
 
-    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Chargeable) -> Release:
+    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Chargeable) -> Released:
         """Charge, release, move the support, learn from the release.
 
         Formal guarantees: `GaussianMechanism.release` is the only door: all before it is public or a count released
-        by the same mechanism, all after it is post-processing.
+        by the same mechanism, all after it is post-processing. A loss and the gradient are two releases of the same
+        units that the step's one charge pays for (`SplitCharge`).
         """
         self.validation.check()
         phase = self.plan.phase_at(step)
@@ -139,16 +150,32 @@ class PrivateStep:
         if setting.change is not None:
             self.enter(setting.change)
         last = step + 1 in self.plan.epoch_ends()
+        noise, loss = phase.gradient_noise, None
         with self.state.untouched(last_of_epoch=last):
+            if self.plan.releases_loss(step):
+                looked_at, batch = itertools.tee(batch)  # not loaded before it is paid for
+                ledger, loss = self._release_loss(step, phase, looked_at, ledger)
+                noise = phase.loss_noises[1]
             query = ClippedSumQuery(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
             released = GaussianMechanism(ledger, self.randomness).release(
                 GradientSum(self.engine, batch, query),
-                Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
+                Charge(phase.name, step, phase.sampling_rate, noise),
                 expected_batch_size=self.plan.expected_batch_size(phase),
             )
         self.move(released)
         self.controller.update(released)
-        return released
+        return Released(released, loss)
+
+    def _release_loss(
+        self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Chargeable
+    ) -> tuple[Chargeable, Release]:
+        """Release the loss of a step's batch; with the ledger that the gradient of the batch is to be charged to."""
+        paid = SplitCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
+        return paid, GaussianMechanism(paid, self.randomness).release(
+            LossSum(self.losses, batch, FlatClip(phase.loss_bound)),
+            Charge(phase.name, step, phase.sampling_rate, phase.loss_noises[0], LOSS),
+            expected_batch_size=self.plan.expected_batch_size(phase),
+        )
 
 
 class Randomness(NamedTuple):
@@ -202,13 +229,14 @@ class StepTaker:
             plan,
             controller,
             computing,
+            ExampleLosses(model, loss),
             StepCounts(self._look, plan, controller, private),
             self.learner.enter,
             self.learner.apply,
             private,
         )
 
-    def take(self, batch: LogicalBatch, ledger: Chargeable) -> Release:
+    def take(self, batch: LogicalBatch, ledger: Chargeable) -> Released:
         """The private step of a batch, paid for to a ledger."""
         with fork_generators(batch.secret.seed(), self._device):
             released = self._step(batch.step, batch, ledger)

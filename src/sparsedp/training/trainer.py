@@ -140,7 +140,7 @@ class Trainer(RecordedRun):
                 f"{self.position}; take each batch of `for batch in trainer` once, in order"
             )
         self._begin_step()
-        return self._end_step(self._stepper.take(batch, self.ledger))
+        return self._end_step(*self._stepper.take(batch, self.ledger))
 
     def _release(self, phase: Phase, first: LogicalBatch, others: Iterator[LogicalBatch]) -> None:
         """The releases of a phase that does not train: steps of the plan that no report shows, saved at once."""
