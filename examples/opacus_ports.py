@@ -3,7 +3,8 @@
 Run: python examples/opacus_ports.py [--epochs 3] [--examples 2000] [port ...]
 
 Models and data have the shape of those examples. The data is small and comes with scikit-learn or is made up, so the
-accuracies say only that both train alike. The noise multiplier is given, so epsilon is what comes out.
+accuracies say only that both train alike. The noise multiplier is given, so epsilon is what comes out. Both are
+seeded to be compared; leave `seed` out to train a model that may be published.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 
 def by_opacus(
-    port: Port, train_set: Dataset[Any], test_set: TensorDataset, epochs: int
+    port: Port, train_set: Dataset[Any], test_set: TensorDataset, epochs: int, seed: int
 ) -> tuple[float, float]:
     from opacus import PrivacyEngine
 
@@ -183,7 +184,7 @@ def by_opacus(
 
 
 def by_sparsedp(
-    port: Port, train_set: Dataset[Any], test_set: TensorDataset, epochs: int
+    port: Port, train_set: Dataset[Any], test_set: TensorDataset, epochs: int, seed: int
 ) -> tuple[float, float]:
     model = port.model(False)
     private = sparsedp.make_private(
@@ -196,6 +197,7 @@ def by_sparsedp(
         delta=DELTA,
         epochs=epochs,
         max_grad_norm=port.max_grad_norm,
+        seed=seed,
     )
     train(*private, epochs)
     return accuracy(private.model, test_set), private.epsilon()
@@ -212,7 +214,7 @@ def run(name: str, door: str, epochs: int, examples: int, seed: int = 0) -> tupl
     held_out = len(data) // 5
     train_set, test_set = random_split(data, [len(data) - held_out, held_out])
     start = time.perf_counter()
-    found, epsilon = DOORS[door](port, train_set, TensorDataset(*test_set[:]), epochs)
+    found, epsilon = DOORS[door](port, train_set, TensorDataset(*test_set[:]), epochs, seed)
     return found, epsilon, time.perf_counter() - start
 
 

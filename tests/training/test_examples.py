@@ -139,7 +139,7 @@ def test_opacus_and_we_give_one_epsilon_and_like_accuracy(name):
         warnings.simplefilter("ignore")
         theirs = ports.run(name, "Opacus", epochs=6, examples=2000)
     ours = ports.run(name, "sparsedp", epochs=6, examples=2000)
-    assert ours[0] > theirs[0] - 0.12  # one unseeded run each, of few held-out examples
+    assert ours[0] > theirs[0] - 0.12  # one seeded run each, of 359 to 400 held-out examples
     assert ours[1] == pytest.approx(theirs[1], rel=0.02)
 
 
