@@ -10,7 +10,7 @@ import torch
 
 from sparsedp_experiments.runs import pool
 from sparsedp_experiments.runs.grid import parse_experiment
-from sparsedp_experiments.runs.pool import Workplace, run_all
+from sparsedp_experiments.runs.pool import Workplace, run_all, train
 from sparsedp_experiments.runs.results import Results
 
 
@@ -20,23 +20,25 @@ def small(tmp_path, methods):
     return runs, Workplace(Results(tmp_path / "small.jsonl", "small"), tmp_path / "runs", True, 1)
 
 
+def train_but_die_of_dp_sgd(settings, folder):
+    if settings["method"] == "dp-sgd":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train(settings, folder)
+
+
 @pytest.mark.nightly
-def test_a_killed_worker_is_reported_and_replaced_and_a_run_that_cannot_be_done_is_told(tmp_path):
+def test_a_killed_worker_is_reported_and_replaced_and_a_run_that_cannot_be_done_is_told(
+    tmp_path, monkeypatch
+):
     runs, place = small(tmp_path, ["dp-sgd", "tp-topk", "tp-rand"])
     runs = (*runs[:2], replace(runs[2], settings=replace(runs[2].settings, method="nonsense")))
-    killed = []
-
-    def kill_the_first(status, _):
-        workers = multiprocessing.active_children()
-        if (place.runs / runs[0].name).exists() and workers and not killed:
-            killed.append(workers[0].pid)
-            os.kill(workers[0].pid, signal.SIGKILL)
-
-    status = run_all("small", runs, place, kill_the_first)
+    monkeypatch.setattr(pool, "train", train_but_die_of_dp_sgd)
+    status = run_all("small", runs, place, lambda *_: None)
     assert set(status.records) == {1}
     assert "a worker process died" in status.failures[0]
     assert "nonsense" in status.failures[2]
     assert not multiprocessing.active_children()
+    monkeypatch.undo()
     status = run_all("small", runs[:2], place, lambda *_: None)
     assert (set(status.records), status.left) == ({0, 1}, 0)
     assert status.records[1]["noise"].keys() == {"warm-up", "main"}
