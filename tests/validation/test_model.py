@@ -1,23 +1,32 @@
 """The model check finds what per-sample clipping cannot protect, names it, and leaves everything as it was."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from sparsedp.batch import from_criterion
+from sparsedp.batch import MicroBatch, from_criterion
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery, make_engine
+from sparsedp.parameters import Support
 from sparsedp.validation.model import validate_model
 
 LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 
 
 class Written(nn.Module):
-    """A module out of a function of itself and the input."""
+    """A module out of a function of itself and the input; `kept` is state of its own."""
 
     def __init__(self, forward):
         super().__init__()
-        self.of_input = forward
+        self.of_input, self.branch = forward, nn.Linear(4, 4)
+        self.kept = nn.Parameter(torch.zeros(3, 4, 4), requires_grad=False)
+        self.register_buffer("largest", torch.zeros(()))
+        nn.init.zeros_(self.branch.weight)
 
     def forward(self, x):
         return self.of_input(self, x)
@@ -28,95 +37,58 @@ class SubtractBatchMean(nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
-class MixesByHand(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(48, 3)
-
-    def forward(self, x):
-        logits = self.linear(x.flatten(1))
-        return logits + 0.1 * logits.roll(1, dims=0)
+class RenamedEmbedding(nn.Embedding):
+    pass
 
 
-class RemembersData(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("largest", torch.zeros(()))
-
-    def forward(self, x):
-        self.largest.copy_(torch.maximum(self.largest, x.detach().max()))
-        return x
+def remembering(module, x):
+    module.largest.copy_(torch.maximum(module.largest, x.detach().max()))
+    return x
 
 
-class RemembersInAFrozenParameter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.centre = nn.Parameter(torch.zeros(3, 1, 1), requires_grad=False)
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.centre.copy_(x.mean((0, 2, 3)).reshape(3, 1, 1))
-        return x
+def in_a_frozen_parameter(module, x):
+    with torch.no_grad():
+        module.kept.copy_(x.mean(0))
+    return x
 
 
 def only_in_training(module, x):
     return F.dropout(x - x.mean(0, keepdim=True) if module.training else x, 0.1, module.training)
 
 
-class MixesBehindAZeroBranch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.branch = nn.Linear(48, 48)
-        self.head = nn.Linear(48, 3)
-        nn.init.zeros_(self.branch.weight)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        return self.head(x + self.branch(x.mean(0).expand_as(x)))
-
-
-class RenamedEmbedding(nn.Embedding):
-    pass
-
-
 def rows(count=6):
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(count, 3, 4, 4, generator=generator), torch.randint(
-        0, 3, (count,), generator=generator
-    )
+    return torch.randn(count, 3, 4, 4, generator=generator), torch.arange(count) % 3
 
 
 def head(*layers):
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(48, 3))
 
 
-@pytest.mark.parametrize(
-    ("model", "culprit"),
-    [
-        (head(nn.BatchNorm2d(3)), "module '0' (BatchNorm2d)"),
-        (head(nn.BatchNorm2d(3, track_running_stats=False).eval()), "module '0' (BatchNorm2d)"),
-        (head(SubtractBatchMean()), "module '0' (SubtractBatchMean)"),
-        (nn.Sequential(head(nn.Tanh()), SubtractBatchMean()), "module '1' (SubtractBatchMean)"),
-        (MixesByHand(), "the model itself (MixesByHand)"),
-        (head(Written(only_in_training)), "module '0' (Written)"),
-        (MixesBehindAZeroBranch(), "module 'branch' (Linear) mixes examples, or is handed mixed ones"),
-        (head(Written(lambda m, x: x / x.shape[0])), "module '0' (Written)"),
-    ],
-    ids=[
-        "batch norm",
-        "batch norm without memory",
-        "batch mean",
-        "batch mean last",
-        "by hand",
-        "only in training, behind dropout",
-        "behind a branch that starts at zero",
-        "by the number of rows",
-    ],
-)
-def test_a_model_that_mixes_examples_is_refused_by_name_and_with_a_remedy(model, culprit):
+MIXING = {
+    "batch norm": (head(nn.BatchNorm2d(3)), "'0' (BatchNorm2d)"),
+    "batch norm without memory": (
+        head(nn.BatchNorm2d(3, track_running_stats=False).eval()),
+        "'0' (BatchNorm2d)",
+    ),
+    "batch mean": (head(SubtractBatchMean()), "'0' (SubtractBatchMean)"),
+    "batch mean last": (nn.Sequential(head(nn.Tanh()), SubtractBatchMean()), "'1' (SubtractBatchMean)"),
+    "by hand": (head(Written(lambda m, x: x + 0.1 * x.roll(1, dims=0))), "'0' (Written)"),
+    "only in training, behind dropout": (head(Written(only_in_training)), "'0' (Written)"),
+    "behind a branch that starts at zero": (
+        head(Written(lambda m, x: x + m.branch(x.mean(0).expand_as(x)))),
+        "'0.branch' (Linear) mixes examples, or is handed mixed ones",
+    ),
+    "by the number of rows": (head(Written(lambda m, x: x / x.shape[0])), "'0' (Written)"),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_model_that_mixes_examples_is_refused_by_name_and_with_a_remedy(name):
+    model, culprit = MIXING[name]
     with pytest.raises(ModelError) as refused:
         validate_model(model, LOSS, rows())
-    assert culprit in str(refused.value)
+    assert f"module {culprit}" in str(refused.value)
     assert "GroupNorm" in str(refused.value)
 
 
@@ -124,8 +96,8 @@ def test_a_model_that_mixes_examples_is_refused_by_name_and_with_a_remedy(model,
     ("model", "culprit"),
     [
         (head(nn.InstanceNorm2d(3, track_running_stats=True)), "'0.running_mean'"),
-        (head(RemembersData()), "'0.largest'"),
-        (head(RemembersInAFrozenParameter()), "'0.centre'"),
+        (head(Written(remembering)), "'0.largest'"),
+        (head(Written(in_a_frozen_parameter)), "'0.kept'"),
     ],
     ids=["running statistics", "hand-written", "frozen parameter"],
 )
@@ -170,35 +142,45 @@ def test_a_sound_model_passes_and_is_left_as_it_was(model):
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_a_loss_that_mixes_examples_is_refused():
-    def centred(logits, targets):
-        losses = F.cross_entropy(logits, targets, reduction="none")
-        return losses - losses.mean()
-
-    with pytest.raises(ModelError, match="the loss mixes examples"):
-        validate_model(head(), from_criterion(centred), rows())
+def centred(logits, targets):
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return losses - losses.mean()
 
 
-def test_a_scalar_loss_is_refused_with_the_fix():
-    with pytest.raises(SparseDPError, match='reduction="none"'):
-        validate_model(head(), from_criterion(nn.CrossEntropyLoss()), rows())
-
-
-def test_a_model_without_trainable_parameters_is_refused():
-    with pytest.raises(ModelError, match="no trainable parameters"):
-        validate_model(head().requires_grad_(False), LOSS, rows())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_parameters_that_are_not_finite_are_refused(value):
+def spoilt(value):
     model = head()
     with torch.no_grad():
         model[1].weight[0, 0] = value
-    with pytest.raises(ModelError, match=r"'1\.weight' holds NaN or infinite"):
-        validate_model(model, LOSS, rows())
+    return model
 
 
-def test_a_sample_whose_output_is_not_finite_is_no_reason_to_refuse():
-    inputs, targets = rows()
-    inputs[2] = float("nan")
-    validate_model(head(nn.Tanh()), LOSS, (inputs, targets))
+@pytest.mark.parametrize(
+    ("model", "criterion", "complaint"),
+    [
+        (head(), centred, "the loss mixes examples"),
+        (head(), nn.CrossEntropyLoss(), 'reduction="none"'),
+        (spoilt(float("nan")), F.cross_entropy, r"'1\.weight' holds NaN or infinite"),
+        (spoilt(float("inf")), F.cross_entropy, r"'1\.weight' holds NaN or infinite"),
+    ],
+)
+def test_a_mixing_or_reduced_loss_and_spoilt_weights_are_refused(model, criterion, complaint):
+    with pytest.raises(SparseDPError, match=complaint):
+        validate_model(model, from_criterion(criterion), rows())
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_what_a_model_does_in_one_mode_is_not_taken_for_what_it_does_in_another(kind):
+    alone: list[bool] = []
+
+    def watched(model, rows):
+        alone.append(not is_functorch_wrapped_tensor(rows[0]))
+        return LOSS(model, rows)
+
+    model = head(Written(lambda m, x: x * random.random() if m.training else x)).eval()
+    engine = make_engine(model, watched, kind)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine.clipped_sum([MicroBatch(rows(96))], query)
+    assert sum(alone) < 10
+    model.train()
+    engine.clipped_sum([MicroBatch(rows(96))], query)
+    assert sum(alone) > 96
