@@ -17,8 +17,6 @@ from sparsedp.auditing.estimators import (
     epsilon_one_run,
     noise_multiplier_upper_bound,
     one_run_p_value,
-    probability_lower_bound,
-    probability_upper_bound,
 )
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.plan import SampledGaussian
@@ -51,14 +49,6 @@ def test_scores_that_cannot_be_told_apart_bound_nothing():
     same = np.random.default_rng(0).standard_normal(400)
     assert noise_multiplier_upper_bound(Scores(same[:200], same[:200]), 0.05) == math.inf
     assert noise_multiplier_upper_bound(Scores(same[:1], same), 0.05) == math.inf
-
-
-def test_rates_are_clopper_and_pearsons():
-    found = stats.binomtest(7, 40).proportion_ci(0.9, method="exact")
-    assert probability_lower_bound(7, 40, 0.05) == pytest.approx(found.low)
-    assert probability_upper_bound(7, 40, 0.05) == pytest.approx(found.high)
-    assert probability_lower_bound(0, 9, 0.05) == 0.0
-    assert probability_upper_bound(9, 9, 0.05) == 1.0
 
 
 def test_the_chance_of_guesses_is_the_theorems_sum():

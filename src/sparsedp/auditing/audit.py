@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import AuditTarget, Tick
-from sparsedp.auditing.estimators import epsilons_of, noise_multiplier_upper_bound
-from sparsedp.auditing.mechanism import audit_release, count_releases
-from sparsedp.auditing.one_run import Composition, audit_one_run, group_by_step, one_step
-from sparsedp.auditing.result import AuditResult, MeasuredRelease, check_all
+from sparsedp.auditing.canaries import AuditTarget
+from sparsedp.auditing.estimators import epsilon_clopper_pearson, epsilon_from_gdp, epsilon_one_run
+from sparsedp.auditing.mechanism import ReleaseFinding, audit_release
+from sparsedp.auditing.one_run import OneRunAudit, recompose, yardstick
+from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.sampling import SamplerTest
-from sparsedp.auditing.sensitivity import (
-    count_pairs,
-    explicit_sums,
-    gradient_sums,
-    leave_one_out,
-    record_scores,
-)
+from sparsedp.auditing.sensitivity import SensitivityFinding, leave_one_out, sums_of
 from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
@@ -37,104 +28,14 @@ from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run, load_weights
+from sparsedp.runs.verify import Check
 from sparsedp.training.data import count_channels, count_units
 from sparsedp.training.normalization import Normalised, check_normalisation
 from sparsedp.training.planning import spec_for
 
 STEPS = 200
-RECORD_RELEASES = 100
 UNITS_LEFT_OUT = 6
 """Random units left out at each batch size, for each sum."""
-
-
-def attack(
-    subject: AuditTarget, *, confidence: float, steps: int, progress: bool, run: str | None
-) -> AuditResult:
-    """Attack the whole plan with canaries, then every release of it alone; leave units of the data out of every sum.
-
-    Of the chance of a false alarm, half goes to single releases; an eighth each to sampling, and to the guesses, the
-    thresholds and the shape of the scores of the whole plan.
-    """
-    significance, plan, composition = 1 - confidence, subject.plan, Composition(subject.plan)
-    layout = subject.make_engine().layout
-    with _bar(progress, subject, steps) as tick:
-        whole = audit_one_run(subject, layout, steps, tick("plan"))
-        settings, targets = list(whole.settings.values()), list(whole.targets.values())
-        sums = [*gradient_sums(subject, settings), *explicit_sums(subject, layout)]
-        moved = leave_one_out(subject, sums, units=UNITS_LEFT_OUT, tick=tick("units"))
-        share = significance / 2 / len(targets)
-        found = [audit_release(target, share * 0.8, tick("noise")) for target in targets]
-        records = {
-            setting.phase.name: noise_multiplier_upper_bound(
-                record_scores(subject, setting, RECORD_RELEASES, tick("records")), share * 0.2
-            )
-            for setting in settings
-        }
-    rates, odd_draws = _sampling(whole.draws, significance / 8 / len(plan.phases))
-    measured = [
-        MeasuredRelease(target, finding, moved.get(target.name), records.get(target.name))
-        for target, finding in zip(targets, found, strict=True)
-    ]
-    noise = {one.name: one.effective_noise for one in measured}
-    joint = group_by_step(targets)
-    recomposed = composition.epsilon((rates[one.phase.name], one.noise(noise), one.times) for one in joint)
-    estimates = epsilons_of(whole.scores, plan.delta or 0.0, significance * 3 / 8)
-    claimed = plan_epsilon(plan)
-    bounds = {"recomposed steps": recomposed, **estimates}
-    return AuditResult(
-        method=plan.method,
-        unit=plan.unit,
-        delta=plan.delta or 0.0,
-        claimed_epsilon=claimed,
-        lower_bound=max(estimates.values()),
-        recomposed=recomposed,
-        one_step=one_step(composition, joint, rates, noise),
-        estimates=estimates,
-        confidence=confidence,
-        canaries=whole.scores.count + sum(finding.canaries for finding in found),
-        steps=whole.steps,
-        planned_steps=plan.total_steps,
-        dimension=layout.dimension,
-        checks=check_all(measured, list(moved.values()), odd_draws, bounds, claimed),
-        attacked=(*(one.words for one in measured), *_not_attacked(plan)),
-        accountant=composition.accountant,
-        run=run,
-    )
-
-
-def _not_attacked(plan: Plan) -> Iterator[str]:
-    """The losses that the plan releases: units are left out of them, and that is all."""
-    yield from (
-        f"{phase.name}, loss (units left out of its sum; its noise was not attacked)"
-        for phase in plan.phases
-        if phase.loss_bound
-    )
-
-
-def _sampling(draws: Mapping[str, SamplerTest], significance: float) -> tuple[dict[str, float], list[str]]:
-    """Lower limits on the rates, for half the significance, and what is odd about the draws."""
-    rates, problems = {}, []
-    for name, found in draws.items():
-        found.draw_enough(significance / 16)
-        rates[name] = found.rate(significance / 2)
-        problems += found.problems(significance / 2)
-    return rates, problems
-
-
-@contextmanager
-def _bar(shown: bool, subject: AuditTarget, steps: int) -> Iterator[Callable[[str], Tick]]:
-    """A progress bar with a line for each part, where there is a terminal."""
-    console = Console(stderr=True)
-    phases = subject.plan.phases
-    totals = {
-        "plan": (f"{subject.plan.method}: the plan with canaries", len(subject.some_steps(steps))),
-        "units": ("leaving units out", count_pairs(subject, len(phases), UNITS_LEFT_OUT)),
-        "noise": ("releases one by one", sum(count_releases(phase.noise_multiplier) for phase in phases)),
-        "records": ("records through the engine", len(subject.phases) * RECORD_RELEASES),
-    }
-    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
-        tasks = {name: bar.add_task(words, total=total) for name, (words, total) in totals.items()}
-        yield lambda name: lambda done: bar.advance(tasks[name], done)
 
 
 def audit(
@@ -192,47 +93,129 @@ def audit(
     check_asked(asked, "audit")
     told = {"method": method, **asked}
     given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    head, trained = None, model
-    if run is not None:
-        if plan is not None:
-            raise SparseDPError("audit: got a run and a plan; the run has its own, so drop one of them")
-        plan, trained, head = _of_run(Path(run), model)
-    if plan is not None and given:
+    if sum((run is not None, plan is not None, bool(given))) > 1:
         raise SparseDPError(
-            f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
+            f"audit: got run={run}, a plan: {plan is not None}, and the settings {sorted(given)}; a run has its plan "
+            "and a plan its settings, so keep one of the three and drop the others"
         )
-    found = count_units(train_dataset, unit_ids)
-    if plan is None:
+    units, head = count_units(train_dataset, unit_ids), None
+    if run is not None:
+        opened = Run.open(run)
+        plan, head, model = opened.plan, opened.ledger.head, copy.deepcopy(model)
+        load_weights(run, model)
+    elif plan is None:
         unit_name = "row" if unit_ids is None else "unit"
-        chosen = {"method": AUTO_METHOD, **given}
-        plan = spec_for(trained, **chosen, units=found, unit_name=unit_name).plan()
-    claimed = plan
-    claimed.check_calibrated()
-    loading = DataConfig(
-        unit_ids=unit_ids,
-        rows_per_unit=rows_per_unit,
-        max_physical_batch=max_physical_batch,
-        collate_fn=collate_fn,
-    )
-    if claimed.preliminary(NORMALISE) is not None and not isinstance(model, Normalised):
-        model = trained = Normalised(model, count_channels(train_dataset, collate_fn))
-    check_normalisation(claimed, trained)
+        plan = spec_for(model, **{"method": AUTO_METHOD, **given}, units=units, unit_name=unit_name).plan()
+    plan.check_calibrated()
+    if plan.preliminary(NORMALISE) is not None and not isinstance(model, Normalised):
+        model = Normalised(model, count_channels(train_dataset, collate_fn))
+    check_normalisation(plan, model)
+    if units != plan.units:
+        raise SparseDPError(f"audit: the data set has {units} units, the plan is for {plan.units}")
     subject = AuditTarget(
-        model=trained,
+        model=model,
         dataset=train_dataset,
         loss=per_sample_loss(criterion),
-        plan=claimed,
-        loading=loading,
+        plan=plan,
+        loading=DataConfig(
+            unit_ids=unit_ids,
+            rows_per_unit=rows_per_unit,
+            max_physical_batch=max_physical_batch,
+            collate_fn=collate_fn,
+        ),
         engine=engine,
     )
-    if found != claimed.units:
-        raise SparseDPError(f"audit: the data set has {found} units, the plan is for {claimed.units}")
-    return attack(subject, confidence=confidence, steps=steps, progress=progress, run=head)
+    return _attack(subject, confidence=confidence, steps=steps, progress=progress, run=head)
 
 
-def _of_run(folder: Path, model: nn.Module) -> tuple[Plan, nn.Module, str]:
-    """What a run claims, a copy of the model with its weights, and where its ledger ends; nothing is written."""
-    there = Run.open(folder)
-    trained = copy.deepcopy(model)
-    load_weights(folder, trained)
-    return there.plan, trained, there.ledger.head
+def _attack(
+    subject: AuditTarget, *, confidence: float, steps: int, progress: bool, run: str | None
+) -> AuditResult:
+    """Attack the whole plan with canaries, then every release of it alone; leave units of the data out of every sum.
+
+    Of the chance of a false alarm, half goes to single releases; an eighth each to sampling, and to the guesses, the
+    thresholds and the shape of the scores of the whole plan.
+    """
+    significance, plan = 1 - confidence, subject.plan
+    layout, delta, claimed = subject.make_engine().layout, plan.delta or 0.0, plan_epsilon(plan)
+    whole = OneRunAudit(subject, layout)
+    scores, targets = whole.run(steps, progress=progress), whole.targets
+    sums = list(sums_of(subject, targets.values()))
+    moved = leave_one_out(subject, sums, units=UNITS_LEFT_OUT, progress=progress)
+    share = significance / 2 / len(targets)
+    found = [audit_release(one, share, moved.get(name), progress=progress) for name, one in targets.items()]
+    rates, odd_draws = _sampling(whole.draws, significance / 8 / len(plan.phases))
+    recomposed, one_step = recompose(plan, found, rates)
+    estimates = {
+        "gdp": epsilon_from_gdp(scores, delta, significance / 8),
+        "threshold": epsilon_clopper_pearson(scores, delta, significance / 8),
+        "guesses": epsilon_one_run(scores, delta, significance / 8),
+    }
+    bounds = {"recomposed steps": recomposed, **estimates}
+    return AuditResult(
+        method=plan.method,
+        unit=plan.unit,
+        delta=delta,
+        claimed_epsilon=claimed,
+        lower_bound=max(estimates.values()),
+        recomposed=recomposed,
+        one_step=one_step,
+        estimates=estimates,
+        confidence=confidence,
+        canaries=scores.count + sum(finding.canaries for finding in found),
+        steps=whole.steps,
+        planned_steps=plan.total_steps,
+        dimension=layout.dimension,
+        checks=tuple(_checks(found, moved.values(), odd_draws, bounds, claimed)),
+        attacked=(*(one.words for one in found), *_not_attacked(plan)),
+        accountant=yardstick(plan),
+        run=run,
+    )
+
+
+def _sampling(draws: Mapping[str, SamplerTest], significance: float) -> tuple[dict[str, float], list[str]]:
+    """Lower limits on the rates, for half the significance, and what is odd about the draws."""
+    rates, problems = {}, []
+    for name, found in draws.items():
+        found.draw_enough(significance / 16)
+        rates[name] = found.rate(significance / 2)
+        problems += found.problems(significance / 2)
+    return rates, problems
+
+
+def _checks(
+    found: Sequence[ReleaseFinding],
+    moved: Collection[SensitivityFinding],
+    odd_draws: list[str],
+    bounds: Mapping[str, float],
+    claimed: float,
+) -> Iterator[Check]:
+    """Everything that was tried."""
+    farthest = max(moved, key=lambda one: one.ratio)
+    problem = None
+    if not farthest.within:
+        problem = (
+            f"{farthest.unit} in a batch of {farthest.batch} moved the sum of phase {farthest.name} by "
+            f"{farthest.ratio:.4g} times the stated sensitivity; the model, the loss or the loading lets one unit "
+            "change what others add"
+        )
+    tried = sum(one.tried for one in moved)
+    yield Check(
+        f"one unit moves the clipped sum by at most the clip norm ({tried} pairs of batches)", problem
+    )
+    yield Check(
+        "every unit is sampled by a coin of its own, at the planned rate", "; ".join(odd_draws) or None
+    )
+    for one in found:
+        yield from one.checks()
+    over = ", ".join(name for name, bound in bounds.items() if bound > claimed)
+    yield Check("no lower bound passes the claimed epsilon", f"passed by {over}" if over else None)
+
+
+def _not_attacked(plan: Plan) -> Iterator[str]:
+    """The losses that the plan releases: units are left out of them, and that is all."""
+    yield from (
+        f"{phase.name}, loss (units left out of its sum; its noise was not attacked)"
+        for phase in plan.phases
+        if phase.loss_bound
+    )

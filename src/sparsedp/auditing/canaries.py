@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from types import SimpleNamespace
+from typing import Any, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.auditing.estimators import Vector
 from sparsedp.batch import LossFunction, MicroBatch
-from sparsedp.clipping import Clip, FlatClip, Geometry, Identity, LayerClip
+from sparsedp.clipping import Clip, FlatClip, LayerClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
@@ -23,7 +26,7 @@ from sparsedp.methods import Knowledge, SupportScheduler
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.privacy.charge import Charge, Chargeable, ChargeLog
+from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
@@ -35,8 +38,7 @@ from sparsedp.training.step import StepCounts, release_selection
 
 Coins = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
-Tick = Callable[[int], None]
-"""Moves a progress bar on."""
+T = TypeVar("T")
 
 MAX_CANARIES = 2048
 """In one release."""
@@ -46,11 +48,20 @@ HUGE = 2.0**50
 """Size of a canary's inputs, in clip norms: beside it no centre makes a difference."""
 ROWS_OF_A_CANARY = 4
 """Rows of tables a canary touches at least, so that a unit which is not bounded as a whole shows."""
+MEANS, SPREADS = f"{NORMALISE}, means", f"{NORMALISE}, spreads"
+"""The releases of a normalisation."""
 
 
 def fair_coins(count: int) -> Coins:
     """Throw independent coins by the operating system."""
     return SystemRandomness().bernoulli(0.5, count, key=())
+
+
+def with_bar(items: Sequence[T], words: str, shown: bool) -> Iterable[T]:
+    """The items, with a progress bar where there is a terminal."""
+    console = Console(stderr=True)
+    hidden = not (shown and console.is_terminal)
+    return track(items, words, console=console, transient=True, disable=hidden)
 
 
 @final
@@ -75,67 +86,9 @@ class AuditTarget:
         return SupportScheduler(self.plan, layout, PublicRandomness.fresh(), known)
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases that train."""
-        return self.plan.training
-
-    @property
     def channels(self) -> int:
         """Of the inputs, where the plan measures them; else none."""
         return self.model.centre.numel() if isinstance(self.model, Normalised) else 0
-
-    @property
-    def rows(self) -> int:
-        """Of the data set."""
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def some_steps(self, most: int) -> list[int]:
-        """About so many steps that train, spread evenly, the first and last of each phase among them; all others."""
-        chosen: set[int] = set()
-        for phase in self.plan.phases:
-            first = self.plan.first_step(phase.name)
-            share = max(2, most * phase.steps // self.plan.training_steps) if phase.trains else phase.steps
-            chosen |= set(
-                np.unique(np.linspace(first, first + phase.steps - 1, share).round()).astype(int).tolist()
-            )
-        return sorted(chosen)
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class StepQuery:
-    """What a training step asks of the mechanism."""
-
-    phase: Phase
-    step: int
-    support: Support
-    geometry: Geometry
-    per_sample_top: float | None
-
-    @property
-    def clip(self) -> Clip:
-        """The phase's."""
-        return self.phase.clip
-
-    @property
-    def query(self) -> ClippedSumQuery:
-        """As the engine is asked."""
-        return ClippedSumQuery(self.support, self.clip, self.geometry, self.per_sample_top)
-
-    def release(
-        self,
-        plan: Plan,
-        engine: ClippedSumEngine,
-        batches: Iterable[MicroBatch],
-        ledger: Chargeable | None = None,
-    ) -> Release:
-        """Release one real gradient; charged to a ledger of its own if none is given."""
-        ledger = ChargeLog() if ledger is None else ledger
-        return GaussianMechanism(ledger, SystemRandomness()).release(
-            GradientSum(engine, batches, self.query),
-            Charge(self.phase.name, self.step, self.phase.sampling_rate, self.phase.gradient_noise),
-            expected_batch_size=plan.expected_batch_size(self.phase),
-        )
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -181,9 +134,8 @@ class Directions:
     def scores(self, vector: Vector) -> Vector:
         """The vector's component along each direction."""
         mine = self.owner >= 0
-        return np.bincount(self.owner[mine], (vector * self._weights)[mine], minlength=self.count).astype(
-            float
-        )
+        found = np.bincount(self.owner[mine], (vector * self._weights)[mine], minlength=self.count)
+        return found.astype(float)
 
 
 @final
@@ -191,35 +143,23 @@ class CanaryEngine:
     """Sums canaries in place of rows: a batch holds their numbers, and each adds its direction, clipped."""
 
     def __init__(self, layout: ParameterLayout, directions: Directions) -> None:
-        self._layout, self._directions = layout, directions
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """The audited model's."""
-        return self._layout
+        self.layout, self._directions = layout, directions
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         """What the canaries of the batches add up to; numbers beyond the directions add nothing."""
-        present = np.zeros(self._directions.count)
+        count = self._directions.count
+        present = np.zeros(count)
         for batch in batches:
             numbers = np.asarray(batch.rows)
-            present += np.bincount(
-                numbers[numbers < self._directions.count], minlength=self._directions.count
-            )
-        return torch.from_numpy(self._directions.combine(present * length_of(query.clip)))
+            present += np.bincount(numbers[numbers < count], minlength=count)
+        return torch.from_numpy(self._directions.combine(present * _length(query.clip)))
 
 
-def length_of(clip: Clip) -> float:
+def _length(clip: Clip) -> float:
     """What a canary adds after the clip."""
     shape = (len(clip.norms), 1) if isinstance(clip, LayerClip) else (1,)
     far = torch.full(shape, FAR * clip.sensitivity, dtype=torch.float64)
     return float(torch.linalg.vector_norm(far * clip.factors(far)))
-
-
-def one_batch(present: Coins) -> list[MicroBatch]:
-    """Make a batch of the canaries that are present."""
-    numbers = np.flatnonzero(present)
-    return [MicroBatch(torch.from_numpy(numbers))] if len(numbers) else []
 
 
 @final
@@ -231,111 +171,104 @@ class AuditedRelease:
         plan: what is audited.
         phase: the release's.
         name: unique in the plan.
-        each: what one of its numbers belongs to, in words.
-        numbers: all of its numbers, in words.
+        number: what each of its numbers belongs to, in words.
         noise_multiplier: the noise it is to have.
-        clip: the bound on a unit's contribution.
-        support: where it lies.
-        make: makes it with the canaries present, charged to a ledger if one is given; says which ledger paid.
-        signed: whether canaries may be negative.
-        most: of canaries with several numbers each.
-        geometry: what the attacker undoes first.
-        touching: whether a canary adds one for each of its numbers, bounded as a whole, and not its whole length.
+        query: where it lies, and the bound on a unit's contribution.
+        make: makes it with the canaries that are present.
+        counts: whether a canary adds one for each of its numbers, bounded as a whole, and not its whole length.
     """
 
     plan: Plan
     phase: Phase
     name: str
-    each: str
-    numbers: str
+    number: str
     noise_multiplier: float
-    clip: Clip
-    support: Support
-    make: Callable[[Directions, Coins, Chargeable | None], tuple[Release, Chargeable]]
-    signed: bool = False
-    most: int = MAX_CANARIES
-    geometry: Geometry = Identity()  # noqa: RUF009
-    touching: bool = False
+    query: ClippedSumQuery
+    make: Callable[[Directions, Coins], Release]
+    counts: bool = False
 
     def directions(self, most: int, *, single: bool) -> Directions:
-        """Draw directions of at most so many canaries."""
-        fewer = most if single else min(most, self.most)
-        return Directions.random(self.support.size, fewer, single=single, signed=self.signed)
-
-    def release(self, directions: Directions, present: Coins) -> Release:
-        """Make it, with the canaries that are present."""
-        return self.make(directions, present, None)[0]
+        """Draw directions of at most so many canaries; only a gradient's may be negative."""
+        size = self.query.support.size
+        if self.counts and not single:
+            most = min(most, max(1, size // ROWS_OF_A_CANARY))
+        return Directions.random(size, most, single=single, signed=self.phase.trains and not self.counts)
 
     def noisy_sum(self, released: Release) -> Vector:
         """Compute what the attacker knows: the noisy sum in clip norms, in the space of the clip."""
-        total = self.geometry.undo(released.mean) * self.plan.expected_batch_size(self.phase)
-        return np.asarray((total / self.clip.sensitivity).numpy(), dtype=np.float64)
+        total = self.query.geometry.undo(released.mean) * self.plan.expected_batch_size(self.phase)
+        return np.asarray((total / self.query.clip.sensitivity).numpy(), dtype=np.float64)
 
     def added(self, directions: Directions, present: Coins) -> Vector:
         """Compute what the canaries present add to that, clipped and rounded as the mechanism does it."""
-        grid = Grid.for_mechanism(self.clip.sensitivity, self.noise_multiplier, len(directions.owner))
-        clip = self.clip.tightened(grid.bound)
-        length: float | Vector = length_of(clip)
-        if self.touching:
+        sensitivity = self.query.clip.sensitivity
+        grid = Grid.for_mechanism(sensitivity, self.noise_multiplier, len(directions.owner))
+        clip = self.query.clip.tightened(grid.bound)
+        length: float | Vector = _length(clip)
+        if self.counts:
             norms = torch.from_numpy(np.sqrt(np.maximum(1, directions.sizes)))
             length = (norms * clip.factors(norms)).numpy()
         part = torch.from_numpy(directions.combine(present * length))
-        total = grid.dequantize(grid.round_and_sum([part])) / self.clip.sensitivity
+        total = grid.dequantize(grid.round_and_sum([part])) / sensitivity
         return np.asarray(total.numpy(), dtype=np.float64)
 
 
-def gradient_release(plan: Plan, step: StepQuery, layout: ParameterLayout) -> AuditedRelease:
+def gradient_release(
+    plan: Plan, phase: Phase, step: int, query: ClippedSumQuery, layout: ParameterLayout
+) -> AuditedRelease:
     """The gradient of a step: made by the mechanism, from an engine that sums canaries."""
 
-    def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:
-        ledger = ChargeLog() if ledger is None else ledger
-        return step.release(plan, CanaryEngine(layout, directions), one_batch(present), ledger), ledger
+    def make(directions: Directions, present: Coins) -> Release:
+        return GaussianMechanism(ChargeLog(), SystemRandomness()).release(
+            GradientSum(CanaryEngine(layout, directions), _one_batch(present), query),
+            Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
+            expected_batch_size=plan.expected_batch_size(phase),
+        )
 
     return AuditedRelease(
         plan=plan,
-        phase=step.phase,
-        name=step.phase.name,
-        each="coordinate",
-        numbers="active coordinates",
-        noise_multiplier=step.phase.gradient_noise,
-        clip=step.clip,
-        support=step.support,
+        phase=phase,
+        name=phase.name,
+        number="coordinate",
+        noise_multiplier=phase.gradient_noise,
+        query=query,
         make=make,
-        signed=True,
-        geometry=step.geometry,
     )
 
 
 def row_count_release(plan: Plan, phase: Phase, step: int, tables: TableRows) -> AuditedRelease:
     """A count of the rows that units touch: a phase of its own, or the first release of a step."""
-    clip = FlatClip(1.0) if phase.trains else phase.clip
 
-    def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:
-        touched: Any = _TouchesItsOwn(directions)
-        controller: Any = (listener := _Listener(tables))
-        batch, ledger = _batch(step, one_batch(present)), ChargeLog() if ledger is None else ledger
+    def make(directions: Directions, present: Coins) -> Release:
+        def touched(batch: MicroBatch) -> tuple[Tensor, Tensor]:
+            """In place of what looks at the model: a canary touches the rows of its direction."""
+            owner = torch.from_numpy(directions.owner)
+            there = torch.zeros(directions.count + 1, dtype=torch.bool)  # the last is for rows of nobody: -1
+            there[batch.rows[batch.rows < directions.count]] = True
+            found = torch.nonzero(there[owner]).flatten()
+            return owner[found], found
+
+        heard: list[Release] = []
+        listener: Any = SimpleNamespace(
+            tables=tables, observe_selection=heard.append, observe_counts=heard.append
+        )
+        counter: Any = touched
+        batch, noise = _logical_batch(step, _one_batch(present)), SystemRandomness()
         if phase.trains:
-            counts = StepCounts(touched, plan, controller, SystemRandomness())
-            paid = counts.release(step, phase, batch, ledger)
-            return listener.heard, paid
-        release_selection(
-            touched, batch, plan, phase, controller,
-            ledger=ledger, randomness=SystemRandomness(),
-        )  # fmt: skip
-        return listener.heard, ledger
+            StepCounts(counter, plan, listener, noise).release(step, phase, batch, ChargeLog())
+        else:
+            release_selection(counter, batch, plan, phase, listener, ledger=ChargeLog(), randomness=noise)
+        return heard[0]
 
     return AuditedRelease(
         plan=plan,
         phase=phase,
         name=f"{phase.name}, count" if phase.trains else phase.name,
-        each="row",
-        numbers="counts of rows",
+        number="row",
         noise_multiplier=phase.count_noise if phase.trains else phase.noise_multiplier,
-        clip=clip,
-        support=Support.full(tables.total),
+        query=ClippedSumQuery(Support.full(tables.total), FlatClip(1.0) if phase.trains else phase.clip),
         make=make,
-        most=max(1, tables.total // ROWS_OF_A_CANARY),
-        touching=True,
+        counts=True,
     )
 
 
@@ -353,26 +286,26 @@ def statistic_release(plan: Plan, phase: Phase, channels: int, number: int) -> A
         rows[:, columns] = torch.from_numpy(mine * HUGE * phase.clip.sensitivity)
         return [MicroBatch(rows)]
 
-    def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:
+    def make(directions: Directions, present: Coins) -> Release:
         """By what training calls; the phase's other release has nobody in it."""
-        first, ledger = plan.first_step(phase.name), ChargeLog() if ledger is None else ledger
+        first, heard = plan.first_step(phase.name), list[Release | None]()
         batches = (
-            _batch(first + one, inputs(directions, present) if one == number else [])
+            _logical_batch(first + one, inputs(directions, present) if one == number else [])
             for one in range(phase.steps)
         )
-        model: Any = (listener := _Constants(torch.zeros(channels)))
-        release_statistics(model, batches, plan, phase, ledger=ledger, randomness=SystemRandomness())
-        return listener.heard[number], ledger
+        listener: Any = SimpleNamespace(
+            centre=torch.zeros(channels), set_constants=lambda *found: heard.extend(found[:2])
+        )
+        release_statistics(listener, batches, plan, phase, ledger=ChargeLog(), randomness=SystemRandomness())
+        return [one for one in heard if one is not None][number]
 
     return AuditedRelease(
         plan=plan,
         phase=phase,
-        name=f"{phase.name}, {'means' if number < phase.steps - 1 else 'spreads'}",
-        each="channel",
-        numbers="statistics of channels",
+        name=MEANS if number < phase.steps - 1 else SPREADS,
+        number="channel",
         noise_multiplier=phase.noise_multiplier,
-        clip=phase.clip,
-        support=Support.full(len(columns)),
+        query=ClippedSumQuery(Support.full(len(columns)), phase.clip),
         make=make,
     )
 
@@ -395,49 +328,10 @@ def preliminary_release(
     return row_count_release(plan, phase, step, tables)
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _TouchesItsOwn:
-    """In place of what looks at the model: a canary touches the rows of its direction."""
-
-    directions: Directions
-
-    def __call__(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        owner = torch.from_numpy(self.directions.owner)
-        there = torch.zeros(self.directions.count + 1, dtype=torch.bool)  # the last is for rows of nobody: -1
-        there[batch.rows[batch.rows < self.directions.count]] = True
-        touched = torch.nonzero(there[owner]).flatten()
-        return owner[touched], touched
+def _one_batch(present: Coins) -> list[MicroBatch]:
+    numbers = np.flatnonzero(present)
+    return [MicroBatch(torch.from_numpy(numbers))] if len(numbers) else []
 
 
-@final
-class _Listener:
-    """In place of the controller: keeps what it is told."""
-
-    heard: Release
-
-    def __init__(self, tables: TableRows) -> None:
-        self.tables = tables
-
-    def observe_selection(self, released: Release) -> None:
-        self.heard = released
-
-    observe_counts = observe_selection
-
-
-@final
-class _Constants:
-    """In place of a normalised model: keeps what its constants are to be made from."""
-
-    heard: tuple[Release, ...]
-
-    def __init__(self, centre: Tensor) -> None:
-        self.centre = centre
-
-    def set_constants(self, means: Release | None, spreads: Release, _columns: Tensor | None) -> None:
-        self.heard = (spreads,) if means is None else (means, spreads)
-
-
-def _batch(step: int, parts: list[MicroBatch]) -> LogicalBatch:
-    loaded: Iterator[MicroBatch] = iter(parts)
-    return LogicalBatch(step, SystemRandomness().secret(key=(step,)), loaded)
+def _logical_batch(step: int, parts: list[MicroBatch]) -> LogicalBatch:
+    return LogicalBatch(step, SystemRandomness().secret(key=(step,)), iter(parts))

@@ -39,12 +39,6 @@ class Scores:
         """How many canaries."""
         return len(self.in_canary_scores) + len(self.out_canary_scores)
 
-    def halves(self) -> tuple[Scores, Scores]:
-        """Every other score: one half to choose a threshold by, one to judge it by."""
-        return Scores(self.in_canary_scores[::2], self.out_canary_scores[::2]), Scores(
-            self.in_canary_scores[1::2], self.out_canary_scores[1::2]
-        )
-
 
 def noise_multiplier_upper_bound(scores: Scores, significance: float) -> float:
     """An upper confidence limit on noise over contribution, from Gaussian scores.
@@ -66,25 +60,10 @@ def noise_multiplier_upper_bound(scores: Scores, significance: float) -> float:
     return spread / distance if distance > 0 else math.inf
 
 
-def probability_lower_bound(hits: int, trials: int, significance: float) -> float:
-    """Clopper and Pearson's lower confidence limit on a probability."""
-    test = stats.binomtest(hits, trials, alternative="greater")
-    return float(test.proportion_ci(1 - significance, method="exact").low)
-
-
-def probability_upper_bound(hits: int, trials: int, significance: float) -> float:
-    """Clopper and Pearson's upper confidence limit on a probability."""
-    test = stats.binomtest(hits, trials, alternative="less")
-    return float(test.proportion_ci(1 - significance, method="exact").high)
-
-
-def epsilons_of(scores: Scores, delta: float, significance: float) -> dict[str, float]:
-    """Lower bounds from the canaries of a whole plan, each with a third of the significance."""
-    return {
-        "gdp": epsilon_from_gdp(scores, delta, significance / 3),
-        "threshold": epsilon_clopper_pearson(scores, delta, significance / 3),
-        "guesses": epsilon_one_run(scores, delta, significance / 3),
-    }
+def clopper_pearson(hits: int, trials: int, significance: float) -> tuple[float, float]:
+    """A lower and an upper confidence limit on a probability, each wrong with probability `significance`."""
+    limits = stats.binomtest(hits, trials).proportion_ci(1 - 2 * significance, method="exact")
+    return float(limits.low), float(limits.high)
 
 
 def epsilon_from_gdp(scores: Scores, delta: float, significance: float) -> float:
@@ -101,7 +80,8 @@ def epsilon_clopper_pearson(scores: Scores, delta: float, significance: float) -
     Holds whatever the mechanism, if the canaries' scores are independent: (epsilon, delta) means that a true positive
     is at most e^epsilon times as likely as a false one, up to delta, and the same for negatives.
     """
-    choosing, judging = scores.halves()
+    inside, outside = scores.in_canary_scores, scores.out_canary_scores
+    choosing, judging = Scores(inside[::2], outside[::2]), Scores(inside[1::2], outside[1::2])
     if min(len(judging.in_canary_scores), len(judging.out_canary_scores)) < 1:  # it is the smaller half
         return 0.0
     marks = np.quantile(
@@ -118,8 +98,8 @@ def _by_rates(scores: Scores, mark: float, delta: float, significance: float) ->
         (scores.in_canary_scores > mark, scores.out_canary_scores > mark),
         (scores.out_canary_scores <= mark, scores.in_canary_scores <= mark),
     ):
-        true = probability_lower_bound(int(hits.sum()), len(hits), significance / 4) - delta
-        false = probability_upper_bound(int(misses.sum()), len(misses), significance / 4)
+        true = clopper_pearson(int(hits.sum()), len(hits), significance / 4)[0] - delta
+        false = clopper_pearson(int(misses.sum()), len(misses), significance / 4)[1]
         bounds.append(math.log(true / false) if true > 0 else -math.inf)
     return max(bounds)
 

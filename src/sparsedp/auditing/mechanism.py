@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from scipy import stats
 
-from sparsedp.auditing.canaries import MAX_CANARIES, AuditedRelease, Tick, fair_coins
+from sparsedp.auditing.canaries import MAX_CANARIES, AuditedRelease, fair_coins, with_bar
 from sparsedp.auditing.estimators import Scores, Vector, noise_multiplier_upper_bound
+from sparsedp.auditing.sensitivity import SensitivityFinding
+from sparsedp.runs.verify import Check
 
 KEPT = 6
 """Releases kept whole, to be compared coordinate by coordinate and step by step."""
@@ -41,55 +44,49 @@ class NoiseCorrelationTest:
 
     def problems(self, significance: float) -> list[str]:
         """What was found, with a chance of `significance` on independent noise."""
-        return [
-            *self._equal_coordinates(),
-            *self._equal_steps(significance / 2),
-            *self._echoes(significance / 2),
-        ]
+        found = (
+            self._equal_coordinates(),
+            self._equal_steps(significance / 2),
+            self._echoes(significance / 2),
+        )
+        return [problem for problem in found if problem is not None]
 
-    def _equal_coordinates(self) -> list[str]:
+    def _equal_coordinates(self) -> str | None:
         """Two coordinates that agree in all of six releases: by chance less than once in 10^30 pairs."""
         if len(self._kept) < KEPT or self._size < 2:
-            return []
+            return None
         table = np.stack(self._kept, axis=1)
         table = np.round(table * np.where(table[:, :1] < 0, -1.0, 1.0), DIGITS)
         order = np.lexsort(table.T)
         same = (np.diff(table[order], axis=0) == 0).all(axis=1) & (table[order][1:] != 0).any(axis=1)
         if not same.any():
-            return []
+            return None
         first = int(np.flatnonzero(same)[0])
-        pair = sorted((int(order[first]), int(order[first + 1])))
-        return [
-            f"active coordinates {pair[0]} and {pair[1]} get the same noise ({int(same.sum())} such pairs)"
-        ]
+        one, other = sorted((int(order[first]), int(order[first + 1])))
+        return f"active coordinates {one} and {other} get the same noise ({int(same.sum())} such pairs)"
 
-    def _equal_steps(self, significance: float) -> list[str]:
+    def _equal_steps(self, significance: float) -> str | None:
         """Noise of one release that can be told from that of another."""
         kept = np.stack(self._kept) if self._kept else np.zeros((0, 0))
         norms = np.linalg.norm(kept, axis=1)
         if len(kept) < 2 or self._size < 30 or not norms.all():
-            return []
+            return None
         likeness = (kept @ kept.T) / np.outer(norms, norms)
         pairs = np.triu_indices(len(kept), 1)
         limit = stats.norm.isf(significance / (2 * len(pairs[0]))) / np.sqrt(self._size)
-        return (
-            ["the noise of two releases is not independent"]
-            if np.abs(likeness[pairs]).max() > 1.5 * limit
-            else []
-        )
+        found = np.abs(likeness[pairs]).max() > 1.5 * limit
+        return "the noise of two releases is not independent" if found else None
 
-    def _echoes(self, significance: float) -> list[str]:
+    def _echoes(self, significance: float) -> str | None:
         """Noise that follows that of another coordinate at some distance, over all distances at once."""
         lags = np.arange(1, self._size // 2 + 1)
         if self._releases < 2 or self._size < 100 or self._energy == 0:
-            return []
+            return None
         variance = self._energy / (self._releases * self._size)
         values = self._products / (variance * np.sqrt(self._releases * (self._size - lags)))
-        limit = 1.25 * stats.norm.isf(significance / (2 * len(lags)))
         worst = int(np.argmax(np.abs(values)))
-        if abs(values[worst]) <= limit:
-            return []
-        return [f"the noise of coordinates {int(lags[worst])} apart is not independent"]
+        found = abs(values[worst]) > 1.25 * stats.norm.isf(significance / (2 * len(lags)))
+        return f"the noise of coordinates {int(lags[worst])} apart is not independent" if found else None
 
 
 FEWEST_RELEASES, MOST_RELEASES = 48, 4000
@@ -100,52 +97,73 @@ SHARPNESS = 0.01
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReleaseFinding:
-    """What a release of so many active numbers was found to be, made so often with so many canaries scored.
+    """What a release was found to be, made so often with so many canaries scored.
 
     `noise` is an upper confidence limit on the effective noise multiplier, from canaries; `worst_noise` that of the
-    coordinate with the least noise, by its index in the model's flat vector, or among the numbers released.
+    coordinate with the least noise, by its index in the model's flat vector, or among the numbers released; `moved`
+    how far a unit of the data moved its sum.
     """
 
-    name: str
-    active: int
+    target: AuditedRelease
     releases: int
     canaries: int
     noise: float
     worst_noise: float
     worst_coordinate: int | None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...]
+    moved: SensitivityFinding | None
+
+    @property
+    def effective_noise(self) -> float:
+        """The least noise that is beyond doubt, over the farthest a unit moves the sum."""
+        farthest = 1.0 if self.moved is None or self.moved.within else self.moved.ratio
+        return min(self.noise, self.worst_noise) / farthest
+
+    @property
+    def words(self) -> str:
+        """What was done to it."""
+        target = self.target
+        if not self.releases:
+            return f"{target.name} has no {target.number}s, so there is nothing to attack"
+        size = target.query.support.size
+        return f"{target.name} ({size:,} {target.number}s, released {self.releases:,} times)"
+
+    def checks(self) -> Iterator[Check]:
+        """Whether every number gets its noise, and no noise tells of another."""
+        target, problem = self.target, None
+        if self.worst_noise < target.noise_multiplier:
+            place = f"{target.number} {self.worst_coordinate}"
+            problem = f"{place} has noise of at most {self.worst_noise:.3g} clip norms"
+        elif self.noise < target.noise_multiplier:
+            problem = f"a canary meets noise of at most {self.noise:.3g} times what it adds"
+        size = target.query.support.size
+        yield Check(f"{target.name}: all {size:,} {target.number}s get their noise", problem)
+        yield Check(f"{target.name}: the noise has no pattern", "; ".join(self.problems) or None)
 
 
-def count_releases(noise: float, canaries: int = MAX_CANARIES, *, every_step: bool = True) -> int:
-    """Releases that measure a canary's contribution sharply enough, half of them for each kind of canary.
-
-    What is not released in every step weighs less, and is made less often.
-    """
-    wanted = (2 * noise / SHARPNESS) ** 2 / canaries
-    most = MOST_RELEASES if every_step else max(FEWEST_RELEASES, MOST_RELEASES // 4)
-    return 2 * int(min(most, max(FEWEST_RELEASES, math.ceil(wanted))))
-
-
-def audit_release(target: AuditedRelease, significance: float, tick: Tick) -> ReleaseFinding:
+def audit_release(
+    target: AuditedRelease, significance: float, moved: SensitivityFinding | None, *, progress: bool
+) -> ReleaseFinding:
     """Make the same release over and over, dense and single-coordinate canaries in turn, each in by a fair coin.
 
     A quarter of the significance goes to each kind of canary, to the noise of all coordinates, and to patterns.
     """
-    size = target.support.size
+    support = target.query.support
+    size = support.size
     most = min(MAX_CANARIES, max(1, size))
-    releases = count_releases(target.noise_multiplier, most, every_step=target.phase.trains) if size else 0
+    releases = _count_releases(target, most) if size else 0
     squares, patterns = np.zeros(size), NoiseCorrelationTest(size)
     taken: dict[bool, list[Scores]] = {False: [], True: []}
     problems: list[str] = []
     sizes = set()
-    for number in range(releases):
+    for number in with_bar(range(releases), f"attacking {target.name}", progress):
         single = number % 2 == 1
         directions = target.directions(most, single=single)
         present = fair_coins(directions.count)
-        released = target.release(directions, present)
-        if released.support != target.support:
+        released = target.make(directions, present)
+        if released.support != support:
             problems.append("a release lies on other coordinates than its support")
             break
         total = target.noisy_sum(released)
@@ -154,26 +172,33 @@ def audit_release(target: AuditedRelease, significance: float, tick: Tick) -> Re
         residual = total - target.added(directions, present)
         squares += residual**2
         patterns.add(residual)
-        sizes.add(float(released.noise_scale.max()) if size else 0.0)
-        tick(1)
+        sizes.add(float(released.noise_scale.max()))
     if len(sizes) > 1:
         problems.append("the stated noise differs between releases of one step")
-    problems += patterns.problems(significance / 4)
-    noise = min(
-        (noise_multiplier_upper_bound(_joined(some), significance / 4) for some in taken.values() if some),
-        default=math.inf,
-    )
+    limits = [
+        noise_multiplier_upper_bound(_joined(some), significance / 4) for some in taken.values() if some
+    ]
     worst, where = _worst(squares, releases, significance / 4)
     return ReleaseFinding(
-        name=target.name,
-        active=size,
+        target=target,
         releases=releases,
         canaries=sum(scores.count for some in taken.values() for scores in some),
-        noise=noise,
+        noise=min(limits, default=math.inf),
         worst_noise=worst,
-        worst_coordinate=None if where is None else int(target.support.indices[where]),
-        problems=tuple(dict.fromkeys(problems)),
+        worst_coordinate=None if where is None else int(support.indices[where]),
+        problems=(*problems, *patterns.problems(significance / 4)),
+        moved=moved,
     )
+
+
+def _count_releases(target: AuditedRelease, canaries: int) -> int:
+    """Releases that measure a canary's contribution sharply enough, half of them for each kind of canary.
+
+    What is not released in every step weighs less, and is made less often.
+    """
+    wanted = (2 * target.noise_multiplier / SHARPNESS) ** 2 / canaries
+    most = MOST_RELEASES if target.phase.trains else max(FEWEST_RELEASES, MOST_RELEASES // 4)
+    return 2 * int(min(most, max(FEWEST_RELEASES, math.ceil(wanted))))
 
 
 def _worst(squares: Vector, count: int, significance: float) -> tuple[float, int | None]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import final
 
 import numpy as np
@@ -15,233 +14,161 @@ from sparsedp.auditing.canaries import (
     AuditTarget,
     Coins,
     Directions,
-    Indices,
-    StepQuery,
     fair_coins,
     gradient_release,
     preliminary_release,
     row_count_release,
+    with_bar,
 )
 from sparsedp.auditing.estimators import Scores, Vector
+from sparsedp.auditing.mechanism import ReleaseFinding
 from sparsedp.auditing.sampling import SamplerTest
+from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.methods.method import SELECT
 from sparsedp.parameters import ParameterLayout
-from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
-from sparsedp.privacy.charge import Chargeable
+from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, accountant
 from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class OneRunAudit:
-    """One run of the plan with canaries: the evidence for each, and whom the sampler drew, by phase.
-
-    `targets` are the releases that were made, by name; of those made in every step, the last, as in `settings`.
-    """
-
-    scores: Scores
-    targets: dict[str, AuditedRelease]
-    settings: dict[str, StepQuery]
-    steps: int
-    draws: dict[str, SamplerTest]
-
-
-def audit_one_run(
-    subject: AuditTarget, layout: ParameterLayout, most_steps: int, tick: Callable[[int], None]
-) -> OneRunAudit:
-    """Make releases of the plan with canaries alone, and score each by the likelihood of all that it was in.
+    """Releases of the plan with canaries alone, each scored by the likelihood of all that it was in.
 
     A support with fewer coordinates than canaries has directions for some of them only; scored are those that had one
     in every step. Counts and statistics, which have few numbers, add to the evidence of those that have one there.
+
+    Attributes:
+        targets: the releases that were made, by name; of those made in every step, the last.
+        draws: whom the sampler drew, by phase.
     """
-    plan = subject.plan
-    steps = subject.some_steps(most_steps)
-    many = min(MAX_CANARIES, layout.dimension, plan.units)
-    running = _Run(subject, layout, fair_coins(many))
-    for step in steps:
-        phase = plan.phase_at(step)
-        if phase.trains:
-            running.train(phase, step)
-        else:
-            running.release_beforehand(phase, step)
-        tick(1)
-    evidence, truth = running.evidence[: running.seen], running.truth[: running.seen]
-    scores = Scores(evidence[truth], evidence[~truth])
-    return OneRunAudit(scores, running.targets, running.settings, len(steps), running.draws)
 
-
-@final
-class _Run:
-    """The plan at work, and what an attacker who sees its releases knows by now."""
-
-    def __init__(self, subject: AuditTarget, layout: ParameterLayout, truth: Coins) -> None:
+    def __init__(self, subject: AuditTarget, layout: ParameterLayout) -> None:
         plan = subject.plan
-        self._plan, self._layout = plan, layout
+        self._subject, self._plan, self._layout = subject, plan, layout
         self._controller = subject.controller(layout)
-        self._channels = subject.channels
-        self.truth, self.evidence, self.seen = truth, np.zeros(len(truth)), len(truth)
-        self.draws = {phase.name: SamplerTest(phase, plan.units) for phase in plan.phases}
+        self._truth = fair_coins(min(MAX_CANARIES, layout.dimension, plan.units))
+        self._evidence, self._seen = np.zeros(len(self._truth)), len(self._truth)
         self.targets: dict[str, AuditedRelease] = {}
-        self.settings: dict[str, StepQuery] = {}
+        self.draws = {phase.name: SamplerTest(phase, plan.units) for phase in plan.phases}
+        self.steps = 0
 
-    def release_beforehand(self, phase: Phase, step: int) -> None:
-        """A step of a phase that does not train."""
-        target = preliminary_release(self._plan, phase, step, self._controller.tables, self._channels)
-        directions, present = self._canaries(target), self._members(phase, step)
-        released = target.release(directions, present)
+    def run(self, most_steps: int, *, progress: bool) -> Scores:
+        """Take about so many steps, and give the evidence for each canary."""
+        steps = _some_steps(self._plan, most_steps)
+        for step in with_bar(steps, f"{self._plan.method}: the plan with canaries", progress):
+            phase = self._plan.phase_at(step)
+            present = self._members(phase, step)
+            if phase.trains:
+                self._train(phase, step, present)
+            else:
+                self._release_beforehand(phase, step, present)
+        self.steps = len(steps)
+        evidence, truth = self._evidence[: self._seen], self._truth[: self._seen]
+        return Scores(evidence[truth], evidence[~truth])
+
+    def _release_beforehand(self, phase: Phase, step: int, present: Coins) -> None:
+        tables, channels = self._controller.tables, self._subject.channels
+        target = preliminary_release(self._plan, phase, step, tables, channels)
+        directions = self._canaries(target)
+        released = target.make(directions, present)
         self._learn(target, directions.scores(target.noisy_sum(released)))
         if phase.name == SELECT.name:
             self._controller.observe_selection(released)
 
-    def train(self, phase: Phase, step: int) -> None:
-        """A step: the count of its rows, if it makes one, then its gradient."""
-        present = self._members(phase, step)
-        ledger = self._count(phase, step, present)
+    def _train(self, phase: Phase, step: int, present: Coins) -> None:
+        """The count of the step's rows, if it makes one, then its gradient."""
+        tables = self._controller.tables
+        if phase.count_share and tables is not None and tables.total:
+            target = row_count_release(self._plan, phase, step, tables)
+            directions = self._canaries(target)
+            released = target.make(directions, present)
+            self._learn(target, directions.scores(target.noisy_sum(released)))
+            self._controller.observe_counts(released)
         asked = self._controller.begin_step(step)
-        query = StepQuery(phase, step, asked.support, asked.geometry, asked.per_sample_top)
-        target = gradient_release(self._plan, query, self._layout)
+        query = ClippedSumQuery(asked.support, phase.clip, asked.geometry, asked.per_sample_top)
+        target = gradient_release(self._plan, phase, step, query, self._layout)
         directions = self._canaries(target)
-        released, _ = target.make(directions, present, ledger)
+        released = target.make(directions, present)
         scores = directions.scores(target.noisy_sum(released))
-        self.seen = min(self.seen, len(scores))
+        self._seen = min(self._seen, len(scores))
         self._learn(target, scores)
-        self.settings[phase.name] = query
         self._controller.update(released)
 
-    def _count(self, phase: Phase, step: int, present: Coins) -> Chargeable | None:
-        """Gives the ledger that the gradient of the same step is charged to; None for a step that counts nothing."""
-        tables = self._controller.tables
-        if not phase.count_share or tables is None or not tables.total:
-            return None
-        target = row_count_release(self._plan, phase, step, tables)
-        directions = self._canaries(target)
-        released, paid = target.make(directions, present, None)
-        self._learn(target, directions.scores(target.noisy_sum(released)))
-        self._controller.observe_counts(released)
-        return paid
-
     def _canaries(self, target: AuditedRelease) -> Directions:
-        return target.directions(len(self.truth), single=False)
+        return target.directions(len(self._truth), single=False)
 
     def _members(self, phase: Phase, step: int) -> Coins:
         """The canaries among the units drawn whose coin put them into the data."""
-        drawn: Indices = self.draws[phase.name].draw(step)
-        present = np.zeros(len(self.truth), dtype=bool)
+        drawn = self.draws[phase.name].draw(step)
+        present = np.zeros(len(self._truth), dtype=bool)
         present[drawn[drawn < len(present)]] = True
-        return present & self.truth
+        return present & self._truth
 
     def _learn(self, target: AuditedRelease, scores: Vector) -> None:
-        self.evidence[: len(scores)] += _evidence(scores, target.phase.sampling_rate, target.noise_multiplier)
+        """Log likelihood ratio of a score: sampled at the rate and moved by one clip norm, or not there at all."""
+        rate, noise = target.phase.sampling_rate, target.noise_multiplier
+        evidence = math.log(rate) + (2 * scores - 1) / (2 * noise**2)
+        if rate < 1:
+            evidence = np.logaddexp(math.log1p(-rate), evidence)
+        self._evidence[: len(scores)] += evidence
         self.targets[target.name] = target
 
 
-def _evidence(scores: Vector, rate: float, noise: float) -> Vector:
-    """Log likelihood ratio of a score: sampled at the rate and moved by one clip norm, or not there at all."""
-    moved = math.log(rate) + (2 * scores - 1) / (2 * noise**2)
-    return np.logaddexp(math.log1p(-rate), moved) if rate < 1 else moved
+def _some_steps(plan: Plan, most: int) -> list[int]:
+    """About so many steps that train, spread evenly, the first and last of each phase among them; all others."""
+    chosen: set[int] = set()
+    for phase in plan.phases:
+        first = plan.first_step(phase.name)
+        share = max(2, most * phase.steps // plan.training_steps) if phase.trains else phase.steps
+        chosen |= set(np.linspace(first, first + phase.steps - 1, share).round().astype(int).tolist())
+    return sorted(chosen)
 
 
 LEAST_NOISE = 0.25
-TIGHTEST = "pld"
+"""Noise below this counts as that much: still a lower bound, and quick."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class JointRelease:
-    """Releases of the same units, made so many times: all of a step, or one that is made before training."""
+def yardstick(plan: Plan) -> str:
+    """The accountant that puts measured steps together: `pld`, the tightest, where it reaches the plan's delta.
 
-    phase: Phase
-    names: tuple[str, ...]
-    times: int
-
-    def noise(self, found: Mapping[str, float]) -> float:
-        """What they amount to: Gaussian releases of the same units add up in precision, noise^-2."""
-        each = [found[name] for name in self.names]
-        if min(each) == 0:
-            return 0.0
-        precision = sum(noise**-2 for noise in each)
-        return precision**-0.5 if precision else math.inf
-
-
-def group_by_step(targets: Iterable[AuditedRelease]) -> list[JointRelease]:
-    """The targets, those of one step together."""
-    parts: dict[str, list[AuditedRelease]] = {}
-    for target in targets:
-        parts.setdefault(target.phase.name if target.phase.trains else target.name, []).append(target)
-    return [
-        JointRelease(
-            some[0].phase,
-            tuple(target.name for target in some),
-            some[0].phase.steps if some[0].phase.trains else 1,
-        )
-        for some in parts.values()
-    ]
-
-
-@final
-class Composition:
-    """Puts releases together, at the plan's delta.
-
-    By privacy loss distributions, which come close to the truth, wherever they reach the plan's delta; else by the
-    plan's own accountant, so that what was measured is compared with what is claimed by the same yardstick.
+    Else the plan's own, so that what was measured is compared with what is claimed by the same yardstick.
     """
+    reach = 0.99 * (plan.delta or 0.0) / (4 * ROUNDING)
+    if plan.accountant is None or plan.total_steps <= reach:
+        return "pld"
+    return plan.accountant if plan.accountant in ACCOUNTANTS else "rdp"
 
-    def __init__(self, plan: Plan) -> None:
-        self._delta = plan.delta or 0.0
-        self._reach = int(0.99 * self._delta / (4 * ROUNDING))
-        """Steps that the tightest accountant can put together at this delta."""
-        own = plan.accountant or TIGHTEST
-        slack = own if own in ACCOUNTANTS else "rdp"
-        self._accountant: Accountant = accountant(TIGHTEST if plan.total_steps <= self._reach else slack)
 
-    @property
-    def accountant(self) -> str:
-        """Who counts."""
-        return self._accountant.name
+def recompose(
+    plan: Plan, found: Iterable[ReleaseFinding], rates: Mapping[str, float]
+) -> tuple[float, dict[str, float]]:
+    """Epsilon of the plan's steps as they were measured; claim and bound of the single step that leaks most.
 
-    def claim(self, phase: Phase) -> float:
-        """Epsilon of a single step as it is planned."""
-        return self._epsilon([SampledGaussian(phase.sampling_rate, phase.noise_multiplier, 1)])
-
-    def epsilon(self, releases: Iterable[tuple[float, float, int]]) -> float:
-        """Epsilon of releases with the rates and noise found; what could not be measured counts as never released.
-
-        Noise below `LEAST_NOISE` counts as that much: still a lower bound, and quick.
-        """
-        return self._epsilon(
-            [
-                SampledGaussian(rate, max(noise, LEAST_NOISE) if noise else 0.0, times)
-                for rate, noise, times in releases
-                if math.isfinite(noise) and rate > 0
-            ]
+    Releases of the same units add up in precision, noise^-2. What could not be measured counts as never released.
+    """
+    epsilon, delta = accountant(yardstick(plan)).epsilon, plan.delta or 0.0
+    steps: dict[str, tuple[Phase, list[float]]] = {}
+    for one in found:
+        phase = one.target.phase
+        steps.setdefault(phase.name if phase.trains else one.target.name, (phase, []))[1].append(
+            one.effective_noise
         )
-
-    def _epsilon(self, events: list[SampledGaussian]) -> float:
-        if self.accountant == TIGHTEST:
-            events = _first(sorted(events, key=lambda event: event.noise_multiplier), self._reach)
-        return self._accountant.epsilon(events, self._delta) if events else 0.0
-
-
-def one_step(
-    composition: Composition,
-    releases: Iterable[JointRelease],
-    rates: Mapping[str, float],
-    noise: Mapping[str, float],
-) -> dict[str, float]:
-    """Claim and lower bound of the single step that leaks most."""
-    pairs = [
-        (composition.claim(each.phase), composition.epsilon([(rates[each.phase.name], each.noise(noise), 1)]))
-        for each in releases
-    ]
-    claim, bound = max(pairs, key=lambda pair: pair[0])
-    return {"claimed_epsilon": claim, "lower_bound": bound}
+    whole, singles = [], []
+    for phase, noises in steps.values():
+        rate, noise = rates[phase.name], _together(noises)
+        measured = SampledGaussian(rate, noise, phase.steps if phase.trains else 1)
+        claim = epsilon([SampledGaussian(phase.sampling_rate, phase.noise_multiplier, 1)], delta)
+        shown = 0.0
+        if math.isfinite(noise) and rate > 0:
+            whole.append(measured)
+            shown = epsilon([measured._replace(steps=1)], delta)
+        singles.append((claim, shown))
+    claim, bound = max(singles)
+    return epsilon(whole, delta), {"claimed_epsilon": claim, "lower_bound": bound}
 
 
-def _first(events: list[SampledGaussian], steps: int) -> list[SampledGaussian]:
-    """As many of the releases as that: fewer never cost more."""
-    kept = []
-    for event in events:
-        some = min(event.steps, steps)
-        kept += [event._replace(steps=some)] if some else []
-        steps -= some
-    return kept
+def _together(noises: list[float]) -> float:
+    if min(noises) == 0:
+        return 0.0
+    precision = sum(noise**-2 for noise in noises)
+    return max(LEAST_NOISE, precision**-0.5) if precision else math.inf

@@ -11,7 +11,7 @@ from scipy import stats
 from torch.utils.data import TensorDataset
 
 from sparsedp.auditing.canaries import Indices
-from sparsedp.auditing.estimators import probability_lower_bound
+from sparsedp.auditing.estimators import clopper_pearson
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling import PoissonSampler
@@ -58,23 +58,25 @@ class SamplerTest:
             self.draw(step)
 
     def rate(self, significance: float) -> float:
-        """A lower confidence limit on the sampling rate."""
-        return probability_lower_bound(int(self._counts.sum()), len(self._sizes) * self._units, significance)
+        """A lower confidence limit on the sampling rate; of full batches, which throw no coins, it is 1."""
+        if self._phase.sampling_rate == 1:
+            return 1.0
+        return clopper_pearson(int(self._counts.sum()), len(self._sizes) * self._units, significance)[0]
 
     def problems(self, significance: float) -> list[str]:
         """What independent coins of the planned rate would not do."""
         name, rate, draws = self._phase.name, self._phase.sampling_rate, len(self._sizes)
         if rate == 1:
             return [f"{name}: a unit was left out of a full batch"] if self._counts.min() < draws else []
-        problems = []
+        share, found = significance / 8, []
         most, least = int(self._counts.max()), int(self._counts.min())
-        if self._units * stats.binom.sf(most - 1, draws, rate) < significance / 8:
-            problems.append(f"{name}: one unit was drawn {most} times in {draws} steps")
-        if self._units * stats.binom.cdf(least, draws, rate) < significance / 8:
-            problems.append(f"{name}: one unit was drawn {least} times in {draws} steps")
-        if self.rate(significance / 8) > rate:
-            problems.append(f"{name}: units are sampled more often than planned")
-        return [*problems, *self._shared_coins(significance / 8), *self._spread_of_sizes(significance / 8)]
+        if self._units * stats.binom.sf(most - 1, draws, rate) < share:
+            found.append(f"{name}: one unit was drawn {most} times in {draws} steps")
+        if self._units * stats.binom.cdf(least, draws, rate) < share:
+            found.append(f"{name}: one unit was drawn {least} times in {draws} steps")
+        if self.rate(share) > rate:
+            found.append(f"{name}: units are sampled more often than planned")
+        return [*found, *self._shared_coins(share), *self._spread_of_sizes(share)]
 
     def _shared_coins(self, significance: float) -> list[str]:
         """Two units drawn in exactly the same steps, where independent coins would hardly ever do that."""
@@ -98,8 +100,7 @@ class SamplerTest:
         low, high = stats.chi2.ppf([significance, 1 - significance], len(sizes))
         if low / 1.2 <= statistic <= 1.2 * high:
             return []
-        less, more = (
-            "less than independent coins allow",
-            "more than independent coins allow; units share coins",
-        )
-        return [f"{self._phase.name}: batch sizes vary {less if statistic < low else more}"]
+        how = "less than independent coins allow"
+        if statistic > high:
+            how = "more than independent coins allow; units share coins"
+        return [f"{self._phase.name}: batch sizes vary {how}"]

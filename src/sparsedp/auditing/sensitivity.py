@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, final
 
 import numpy as np
@@ -17,146 +16,24 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from sparsedp.auditing.canaries import (
+    MEANS,
+    AuditedRelease,
     AuditTarget,
     Coins,
     Indices,
-    StepQuery,
     device_of,
-    gradient_release,
-    row_count_release,
-    statistic_release,
+    with_bar,
 )
-from sparsedp.auditing.estimators import Scores
-from sparsedp.clipping import Clip, FlatClip
-from sparsedp.errors import SparseDPError
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.losses import ExampleLosses
+from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import rows_in_order
-from sparsedp.parameters import ParameterLayout
-from sparsedp.privacy.normalization import NORMALISE
-from sparsedp.privacy.plan import Phase
-from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, LossSum, RowCountSum
-from sparsedp.randomness import (
-    PublicRandomness,
-    SeededRandomness,
-    fork_generators,
-)
+from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, GradientSum, LossSum, RowCountSum
+from sparsedp.randomness import PublicRandomness, SeededRandomness, fork_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.step import counted_rows
 from sparsedp.validation.data import PROBE_ROWS
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class ForcedBatch(SeededRandomness):
-    """Makes the real sampler draw the units it is told to, each with the same rows whoever else is drawn.
-
-    A unit's choice of rows is keyed by the unit: two draws that differ by one unit differ in nothing else.
-
-    Attributes:
-        chosen: one coin per unit.
-        sizes: rows of each unit.
-    """
-
-    chosen: Coins
-    sizes: npt.NDArray[np.int64]
-
-    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
-        """The coins given."""
-        if size != len(self.chosen):
-            raise SparseDPError(f"forced batch: got {size} units, expected {len(self.chosen)}")
-        return self.chosen
-
-    def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
-        """One integer per chosen unit, or one per row of the chosen units, as the sampler asks."""
-        units = np.flatnonzero(self.chosen)
-        whole = SeededRandomness(self.seed)
-        if len(bounds) == len(units):
-            draws = whole.below(np.full(len(self.chosen), 2**52), key=(0,))[units]
-        else:
-            starts = np.cumsum(self.sizes) - self.sizes
-            rows = np.concatenate([np.arange(starts[u], starts[u] + self.sizes[u]) for u in units])
-            draws = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
-        return (draws % bounds).astype(np.int64)
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class UnitSum:
-    """What is summed of a batch before noise, for the release of that name; a unit may move it by the sensitivity."""
-
-    name: str
-    sensitivity: float
-    of: Callable[[LogicalBatch], Tensor]
-    whole_units: bool = False
-
-
-def explicit_sums(subject: AuditTarget, layout: ParameterLayout) -> list[UnitSum]:
-    """The sums of the plan that are no gradients: counts by the user's model, and statistics of the user's inputs."""
-    found: list[UnitSum] = []
-    for phase in subject.plan.phases:
-        if phase.loss_bound:
-            found.append(_losses(subject, phase))
-        if phase.name == NORMALISE:
-            found += _statistics(subject, phase)
-        elif not phase.trains or phase.count_share:
-            found += _counts(subject, layout, phase)
-    return found
-
-
-def _losses(subject: AuditTarget, phase: Phase) -> UnitSum:
-    """The loss that the last step of an epoch releases before its gradient."""
-    losses, clip = ExampleLosses(subject.model, subject.loss), FlatClip(phase.loss_bound)
-    return _unit_sum(f"{phase.name}, loss", clip, lambda batch: LossSum(losses, batch, clip))
-
-
-def _counts(subject: AuditTarget, layout: ParameterLayout, phase: Phase) -> list[UnitSum]:
-    controller = subject.controller(layout)
-    rows = min(PROBE_ROWS, subject.rows)
-    counter = counted_rows(
-        subject.model,
-        subject.loss,
-        controller,
-        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate_fn)),
-        PublicRandomness.fresh(),
-    )
-    if counter is None or controller.tables is None or not controller.tables.total:
-        return []
-    released = row_count_release(subject.plan, phase, subject.plan.first_step(phase.name), controller.tables)
-    total, clip = controller.tables.total, released.clip
-    return [
-        _unit_sum(
-            released.name, clip, lambda batch: RowCountSum(batch, counter, total, clip), not phase.trains
-        )
-    ]
-
-
-def _statistics(subject: AuditTarget, phase: Phase) -> list[UnitSum]:
-    """Means, if they are released, and spreads around zero: any public centre would do."""
-    plan, channels, clip = subject.plan, subject.channels, phase.clip
-    chosen = phase.support.get("columns")
-    columns = None if chosen is None else torch.tensor(chosen)
-    zero = torch.zeros(channels if columns is None else columns.numel())
-
-    def of(number: int) -> UnitSum:
-        centre = zero if number == phase.steps - 1 else None
-        return _unit_sum(
-            statistic_release(plan, phase, channels, number).name,
-            clip,
-            lambda batch: ChannelStatisticsSum(batch, channels, clip, centre, columns),
-        )
-
-    return [of(number) for number in range(phase.steps)]
-
-
-def _unit_sum(
-    name: str, clip: Clip, query: Callable[[LogicalBatch], BoundedSum], whole_units: bool = False
-) -> UnitSum:
-    bound = clip.sensitivity
-    return UnitSum(
-        name, bound, lambda batch: functools.reduce(torch.add, query(batch).partial_sums(bound)), whole_units
-    )
-
 
 LARGEST_BATCH = 2048
 SLACK = 1e-9
@@ -171,6 +48,58 @@ CRAFTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a copy of another": lambda _, other: other.clone(),
 }
 """What is made of a unit's real numbers; the second argument is another row's."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitSum:
+    """What is summed of a batch for the release of that name; `query` bounds how far a unit may move it."""
+
+    name: str
+    query: Callable[[LogicalBatch], BoundedSum]
+    whole_units: bool = False
+
+
+def sums_of(subject: AuditTarget, targets: Iterable[AuditedRelease]) -> Iterator[UnitSum]:
+    """What the releases are made from, by the user's model and data; and the losses, which are not attacked."""
+    for target in targets:
+        if target.query.support.size:
+            yield UnitSum(target.name, _query_of(subject, target), target.counts and not target.phase.trains)
+    for phase in subject.plan.phases:
+        if phase.loss_bound:
+            yield UnitSum(f"{phase.name}, loss", _loss_of(subject, FlatClip(phase.loss_bound)))
+
+
+def _query_of(subject: AuditTarget, target: AuditedRelease) -> Callable[[LogicalBatch], BoundedSum]:
+    query, phase, size = target.query, target.phase, target.query.support.size
+    if target.counts:
+        counter = _counter(subject)
+        return lambda batch: RowCountSum(batch, counter, size, query.clip)
+    if phase.trains:
+        engine = subject.make_engine()
+        return lambda batch: GradientSum(engine, batch, query)
+    chosen = phase.support.get("columns")
+    columns = None if chosen is None else torch.tensor(chosen)
+    centre = None if target.name == MEANS else torch.zeros(size)  # any public centre would do
+    return lambda batch: ChannelStatisticsSum(batch, subject.channels, query.clip, centre, columns)
+
+
+def _loss_of(subject: AuditTarget, clip: FlatClip) -> Callable[[LogicalBatch], BoundedSum]:
+    losses = ExampleLosses(subject.model, subject.loss)
+    return lambda batch: LossSum(losses, batch, clip)
+
+
+def _counter(subject: AuditTarget) -> EmbeddingRowCounter:
+    rows = min(PROBE_ROWS, len(subject.dataset))  # type: ignore[arg-type]
+    counter = counted_rows(
+        subject.model,
+        subject.loss,
+        subject.controller(subject.make_engine().layout),
+        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate_fn)),
+        PublicRandomness.fresh(),
+    )
+    assert counter is not None, "the plan counts rows"
+    return counter
 
 
 @final
@@ -193,6 +122,94 @@ class SensitivityFinding:
         return self.ratio <= 1 + SLACK
 
 
+def leave_one_out(
+    subject: AuditTarget, sums: Sequence[UnitSum], *, units: int, progress: bool
+) -> dict[str, SensitivityFinding]:
+    """Compare sums with and without a unit, in batches of several sizes, for random units and for crafted ones.
+
+    Batches are drawn by the real sampler, which is told whom to draw; rows go through the user's collate, the model
+    and the engine, under the generators a step has. Modes and state of the model are left as they are. Gives the
+    farthest movement of each sum.
+    """
+    found = {}
+    for one in sums:
+        pairs = list(_pairs(subject, units))
+        worst = SensitivityFinding(0.0, "none", 0, one.name, len(pairs))
+        for pair in with_bar(pairs, f"leaving units out of {one.name}", progress):
+            ratio = pair.moved(subject, one)
+            if ratio > worst.ratio:
+                worst = replace(worst, ratio=ratio, unit=pair.words, batch=len(pair.rest))
+        found[one.name] = worst
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """A batch of some units, and the same with one more; the same seed draws the same for both."""
+
+    dataset: Dataset[Any]
+    rest: Indices
+    unit: int
+    words: str
+    seed: int = 0
+
+    def moved(self, subject: AuditTarget, one: UnitSum) -> float:
+        """How far the unit moves a sum, over what it may; not finite counts as infinitely far."""
+        sums = []
+        for units in (self.rest, np.append(self.rest, self.unit)):
+            chosen = np.zeros(subject.plan.units, dtype=bool)
+            chosen[units] = True
+            sampler = PoissonSampler(
+                self.dataset,
+                sampling_rate=1.0,
+                randomness=ForcedBatch(self.seed, chosen),
+                loading=replace(subject.loading, num_workers=0),
+                whole_units=one.whole_units,
+            )
+            generators = PublicRandomness(self.seed).generator_seed((0, 0))
+            with fork_generators(generators, device_of(subject.model)), same_draws():
+                query = one.query(next(sampler.batches(0, 1)))
+                sums.append(reduce(torch.add, query.partial_sums(query.sensitivity)))
+        ratio = float(torch.linalg.vector_norm(sums[1] - sums[0])) / query.sensitivity
+        return ratio if math.isfinite(ratio) else math.inf
+
+
+def _pairs(subject: AuditTarget, units: int) -> Iterator[_Pair]:
+    """Batches of nobody, few, and as many as a step expects; then one with a crafted unit."""
+    public, total = PublicRandomness.fresh(), subject.plan.units
+    expected = max(round(subject.plan.expected_batch_size(phase)) for phase in subject.plan.training)
+    most = min(LARGEST_BATCH, total - 1, max(expected, 64))
+    for size in sorted({size for size in (0, 7, 40, most) if size <= most}):
+        order = public.permutation(total, (size,)).numpy()
+        for number in range(units):
+            unit = int(order[(size + number) % total])
+            rest = order[:size][order[:size] != unit]
+            yield _Pair(subject.dataset, rest, unit, "a unit of the data", seed=number)
+    order = public.permutation(total, (0,)).numpy()
+    unit, rest = int(order[0]), order[1 : 1 + min(32, total - 1)]
+    rows, other = frozenset(rows_of(subject, unit)), rows_of(subject, int(order[-1]))[0]
+    for name, change in CRAFTED.items():
+        crafted = AdversarialRows(subject.dataset, rows, other, change)
+        yield _Pair(crafted, rest, unit, f"a unit made {name}")
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ForcedBatch(SeededRandomness):
+    """Makes the real sampler draw the units with a coin, each with the same rows whoever else is drawn."""
+
+    chosen: Coins
+
+    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
+        """The coins given."""
+        return self.chosen
+
+    def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The same number for all, so a unit's rows follow from the seed alone."""
+        return np.full(len(bounds), self.seed) % bounds
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class AdversarialRows(Dataset[Any]):
@@ -212,112 +229,8 @@ class AdversarialRows(Dataset[Any]):
         leaves, shape = pytree.tree_flatten(self.base[index])
         others = pytree.tree_leaves(self.base[self.other])
         return pytree.tree_unflatten(
-            [self.change(a, b) if _real(a) else a for a, b in zip(leaves, others, strict=True)], shape
+            [self.change(a, b) if _is_real(a) else a for a, b in zip(leaves, others, strict=True)], shape
         )
-
-
-def leave_one_out(
-    subject: AuditTarget, sums: list[UnitSum], *, units: int, tick: Callable[[int], None]
-) -> dict[str, SensitivityFinding]:
-    """Compare sums with and without a unit, in batches of several sizes, for random units and for crafted ones.
-
-    Batches are drawn by the real sampler, which is told whom to draw; rows go through the user's collate, the model
-    and the engine, under the generators a step has. Modes and state of the model are left as they are. Gives the
-    farthest movement of each sum.
-    """
-    found = {}
-    for one in sums:
-        worst, tried = SensitivityFinding(0.0, "none", 0, one.name, 0), 0
-        for batch, unit, moved in _movements(subject, one, units):
-            tried += 1
-            tick(1)
-            ratio = moved / one.sensitivity if math.isfinite(moved) else math.inf
-            if ratio > worst.ratio:
-                worst = SensitivityFinding(ratio, unit, batch, one.name, tried)
-        found[one.name] = replace(worst, tried=tried)
-    return found
-
-
-def gradient_sums(subject: AuditTarget, settings: list[StepQuery]) -> list[UnitSum]:
-    """The clipped sums of the steps."""
-    engine = subject.make_engine()
-
-    def of(setting: StepQuery) -> UnitSum:
-        query = setting.query
-        return UnitSum(
-            setting.phase.name, setting.clip.sensitivity, lambda batch: engine.clipped_sum(batch, query)
-        )
-
-    return [of(setting) for setting in settings]
-
-
-def count_pairs(subject: AuditTarget, sums: int, units: int) -> int:
-    """How many pairs of sums `leave_one_out` compares."""
-    return sums * (len(_sizes(subject)) * units + len(CRAFTED))
-
-
-def _movements(subject: AuditTarget, one: UnitSum, units: int) -> Iterator[tuple[int, str, float]]:
-    public, total = PublicRandomness.fresh(), subject.plan.units
-    sizes = _sizes(subject)
-
-    def moved(dataset: Dataset[Any], rest: Indices, unit: int, seed: int) -> float:
-        sums = [_sum(subject, dataset, one, drawn, seed) for drawn in (rest, np.append(rest, unit))]
-        return float(torch.linalg.vector_norm(sums[1] - sums[0]))
-
-    for size in sizes:
-        order = public.permutation(total, (size,)).numpy()
-        for number in range(units):
-            unit = int(order[(size + number) % total])
-            rest = order[:size][order[:size] != unit]
-            yield size, "a unit of the data", moved(subject.dataset, rest, unit, seed=number)
-    order = public.permutation(total, (0,)).numpy()
-    unit, rest = int(order[0]), order[1 : 1 + min(32, total - 1)]
-    rows, other = rows_of(subject, unit), rows_of(subject, int(order[-1]))
-    for name, change in CRAFTED.items():
-        crafted = AdversarialRows(subject.dataset, frozenset(rows), other[0], change)
-        yield len(rest), f"a unit made {name}", moved(crafted, rest, unit, seed=0)
-
-
-def _sum(subject: AuditTarget, dataset: Dataset[Any], one: UnitSum, units: Indices, seed: int) -> Tensor:
-    """The sum over a batch of these units, as a step would compute it, but for a fixed choice of random numbers."""
-    with generators_of_a_step(subject, seed), same_draws():
-        return one.of(batch_of(subject, dataset, units, seed, whole_units=one.whole_units))
-
-
-def generators_of_a_step(subject: AuditTarget, seed: int) -> AbstractContextManager[None]:
-    """The global generators as a trainer sets them for a step."""
-    return fork_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
-
-
-def batch_of(
-    subject: AuditTarget, dataset: Dataset[Any], units: Indices, seed: int, *, whole_units: bool = False
-) -> LogicalBatch:
-    """The batch the real sampler makes when it draws exactly these units."""
-    chosen = np.zeros(subject.plan.units, dtype=bool)
-    chosen[units] = True
-    sampler = PoissonSampler(
-        dataset,
-        sampling_rate=1.0,
-        randomness=ForcedBatch(seed, chosen, _unit_sizes(subject)),
-        loading=replace(subject.loading, num_workers=0),
-        whole_units=whole_units,
-    )
-    (batch,) = sampler.batches(0, 1)
-    return batch
-
-
-def _sizes(subject: AuditTarget) -> list[int]:
-    """Batch sizes: alone, few, and as many as a step expects."""
-    expected = max(round(subject.plan.expected_batch_size(phase)) for phase in subject.phases)
-    most = min(LARGEST_BATCH, subject.plan.units - 1, max(expected, 64))
-    return sorted({size for size in (0, 7, 40, most) if size <= most})
-
-
-def _unit_sizes(subject: AuditTarget) -> Indices:
-    units = subject.loading.unit_ids
-    if units is None:
-        return np.ones(subject.plan.units, dtype=np.int64)
-    return np.unique(np.asarray(units), return_counts=True)[1].astype(np.int64)
 
 
 def rows_of(subject: AuditTarget, unit: int) -> list[int]:
@@ -329,40 +242,5 @@ def rows_of(subject: AuditTarget, unit: int) -> list[int]:
     return np.flatnonzero(names == np.unique(names)[unit]).tolist()
 
 
-def _real(leaf: object) -> bool:
+def _is_real(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-OTHERS = 7
-"""Other units in the batch; the attacker knows them."""
-
-
-def record_scores(
-    subject: AuditTarget, setting: StepQuery, releases: int, tick: Callable[[int], None]
-) -> Scores:
-    """Release a small batch with and without one unit in turn; the attacker knows all the others.
-
-    A score is the component of the release, less what the others add, along what the unit adds, over the clip norm.
-    """
-    engine, plan = subject.make_engine(), subject.plan
-    query = setting.query
-    order = PublicRandomness.fresh().permutation(plan.units, (0,)).numpy()
-    rest, everyone = order[1 : 1 + OTHERS], order[: 1 + OTHERS]
-    with generators_of_a_step(subject, 0):
-        others = engine.clipped_sum(batch_of(subject, subject.dataset, rest, 0), query)
-    with generators_of_a_step(subject, 0):
-        own = engine.clipped_sum(batch_of(subject, subject.dataset, everyone, 0), query) - others
-    length = float(torch.linalg.vector_norm(own))
-    if length == 0:
-        return Scores(np.empty(0), np.empty(0))
-    direction, known = (own / length).numpy(), (others / setting.clip.sensitivity).numpy()
-    attacked = gradient_release(plan, setting, engine.layout)
-    found: tuple[list[float], list[float]] = ([], [])
-    for number in range(releases):
-        units = everyone if number % 2 else rest
-        with generators_of_a_step(subject, 0):
-            batch = batch_of(subject, subject.dataset, units, 0)
-            released = setting.release(plan, engine, batch)
-        found[number % 2].append(float((attacked.noisy_sum(released) - known) @ direction))
-        tick(1)
-    return Scores(np.asarray(found[1]), np.asarray(found[0]))
