@@ -35,7 +35,7 @@ def train(method: str, mnist: datasets.DataBundle, epochs: int, epsilon: float, 
         batch_size=1024,
         eval_dataset=mnist.test,
         run_dir=out,
-        metadata=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn"),
+        run=sparsedp.RunConfig(metadata=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn")),
     )
 
 

@@ -103,7 +103,13 @@ def doors():
     yield from (
         getattr(sparsedp, name) for name in ("fit", "make_private", "Trainer", "plan", "audit", "verify")
     )
-    yield from (sparsedp.DataConfig, sparsedp.RunMetadata, sparsedp.PrivateNormalisation, sparsedp.held_out)
+    yield from (
+        sparsedp.DataConfig,
+        sparsedp.RunConfig,
+        sparsedp.RunMetadata,
+        sparsedp.PrivateNormalisation,
+        sparsedp.held_out,
+    )
     yield from (
         sklearn.SparseDPClassifier,
         sklearn.SparseDPRegressor,

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from sparsedp.runs.record import EpochMetrics as EpochMetrics
     from sparsedp.runs.record import RunMetadata as RunMetadata
     from sparsedp.runs.run import load_weights as load_weights
-    from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
     from sparsedp.training.data import extract_features as extract_features
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalization import Normalised as Normalised
+    from sparsedp.training.planning import RunConfig as RunConfig
     from sparsedp.training.trainer import Trainer as Trainer
 
 __version__ = "0.2.0"
@@ -69,10 +69,11 @@ _HOMES = {
         "sparsedp.results": "Callback Result StepReport",
         "sparsedp.runs.record": "EpochMetrics RunMetadata",
         "sparsedp.runs.run": "load_weights",
-        "sparsedp.runs.verify": "Verification verify",
+        "sparsedp.runs.verify": "verify",
         "sparsedp.training.data": "extract_features",
         "sparsedp.training.fit": "fit",
         "sparsedp.training.normalization": "Normalised",
+        "sparsedp.training.planning": "RunConfig",
         "sparsedp.training.trainer": "Trainer",
     }.items()
     for name in names.split()

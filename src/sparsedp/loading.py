@@ -111,6 +111,7 @@ class DataConfig:
 
     Attributes:
         unit_ids: the unit each row belongs to; without it each row is one.
+        unit_name: what a unit is called in a new plan; "row" or "unit" if not given.
         rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
         max_physical_batch: most rows loaded at once; changes no distribution, but with dropout a seeded run's bits.
         num_workers: loading processes. What a random augmentation draws for a row is the same with any number.
@@ -121,6 +122,7 @@ class DataConfig:
     """
 
     unit_ids: Tensor | Sequence[int] | None = None
+    unit_name: str | None = None
     rows_per_unit: int = 1
     max_physical_batch: int | None = None
     num_workers: int = 0

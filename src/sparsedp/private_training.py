@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -26,9 +27,9 @@ from sparsedp.methods.phases import ClipNorm
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import CallbackLike, Result
-from sparsedp.runs.record import EpochMetrics, RunMetadata
-from sparsedp.training.data import GivenData, evaluator_of, given_data, given_units
-from sparsedp.training.planning import plan_for
+from sparsedp.runs.record import EpochMetrics
+from sparsedp.training.data import GivenData, evaluator_of, given_data, loading_of
+from sparsedp.training.planning import RunConfig, plan_for
 from sparsedp.training.trainer import Trainer
 
 _IN_OPACUS: Mapping[str, str] = {
@@ -43,11 +44,11 @@ _IN_OPACUS: Mapping[str, str] = {
     "batch_first": "nothing: every example is computed by itself, whatever the layout behind its first axis",
     "noise_generator": "seed",
     "secure_mode": "nothing: noise is secure unless a seed is given",
-    "max_physical_batch_size": "max_physical_batch",
+    "max_physical_batch_size": "data=DataConfig(max_physical_batch=...)",
     "loss_fn": "criterion",
     "clip_norm": "max_grad_norm",
     "units": "unit_ids",
-    "unit": "unit_name",
+    "unit": "data=DataConfig(unit_name=...)",
     "out": "run_dir",
     "accumulation": "nothing: give the loader the batch size of a step, and bound memory by max_physical_batch",
     "batch_size": "nothing: it is the loader's",
@@ -70,19 +71,16 @@ def make_private(
     accountant: str | None = None,
     private_loss: float | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
-    unit_name: str | None = None,
-    rows_per_unit: int = 1,
-    max_physical_batch: int | None = None,
+    data: DataConfig = DataConfig(),  # noqa: B008
     ema_decay: float | None = None,
     eval_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | None = None,
     evaluate: Evaluator | None = None,
     run_dir: Path | str | None = None,
     resume: bool = False,
     seed: int | None = None,
-    engine: str = "bookkeeping",
     callbacks: Sequence[CallbackLike] = (),
     progress: bool = False,
-    metadata: RunMetadata = RunMetadata(),  # noqa: B008
+    run: RunConfig = RunConfig(),  # noqa: B008
     **other_names: object,
 ) -> PrivateTraining:
     """Make an ordinary PyTorch loop private: forward, criterion, backward, step, over the loader's batches.
@@ -114,19 +112,16 @@ def make_private(
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         private_loss: the public bound on an example's loss, to release a training loss every epoch, as for `fit`.
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
-        unit_name: what a unit is called.
-        rows_per_unit: rows drawn of a sampled unit.
-        max_physical_batch: most rows computed at once; changes nothing but memory.
+        data: what a unit is called, rows drawn of a unit, most rows at once; else as the loader says.
         ema_decay: keep an exponential average of the weights, evaluate it, and leave it in the model at the end.
         eval_dataset: held-out data, evaluated at the end of every epoch for history and record.
         evaluate: your own evaluation instead: model to named numbers.
         run_dir: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
         resume: go on with the run at `run_dir`; give the same arguments.
         seed: reproducible, and not to be published.
-        engine: "bookkeeping", or "reference".
         callbacks: see every step and epoch.
         progress: show a bar with epoch, epsilon and time left on a terminal.
-        metadata: names for the record.
+        run: a cap over several runs, engine, names for the record.
         other_names: refused; names of Opacus are answered by ours.
 
     Formal guarantees:
@@ -142,37 +137,33 @@ def make_private(
     assert model is not None  # as _refuse_missing has seen
     assert criterion is not None
     _refuse_wrapped(model=model, optimizer=optimizer, loader=loader, criterion=criterion)
-    given, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
-    data = given_data(given, "loader")
+    from_loader, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
+    given = given_data(from_loader, "loader")
     require_one_process("make_private")
-    dataset = data.dataset
+    dataset = given.dataset
     per_sample_loss(criterion)  # refuses what is no loss, before anything else
-    loading = DataConfig(
-        unit_ids=given_units(unit_ids),
-        rows_per_unit=rows_per_unit,
-        max_physical_batch=max_physical_batch,
-        num_workers=given.num_workers,
-        collate_fn=data.collate,
+    loading = loading_of(
+        replace(data, num_workers=data.num_workers or from_loader.num_workers), given, unit_ids
     )
     plan = plan_for(
         model,
         dataset,
         method,
         loading,
-        unit_name=unit_name,
+        run,
         run_dir=run_dir,
         resume=resume,
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         delta=delta,
         epochs=epochs,
-        batch_size=given.batch_size,
+        batch_size=from_loader.batch_size,
         max_grad_norm=max_grad_norm,
         accountant=accountant,
         private_loss=private_loss,
     )
     if evaluate is None and eval_dataset is not None:
-        evaluate = evaluator_of(eval_dataset, data, criterion)
+        evaluate = evaluator_of(eval_dataset, given, criterion, collate=data.collate_fn)
     closing = ExitStack()
     shown = (closing.enter_context(live(plan, Console(stderr=True))),) if progress else ()
     with closing:
@@ -187,15 +178,15 @@ def make_private(
             run_dir=run_dir,
             resume=resume,
             seed=seed,
-            engine=engine,
+            engine=run.engine,
             ema_decay=ema_decay,
             callbacks=(*callbacks, *shown),
-            metadata=metadata,
+            metadata=run.metadata,
         )
         with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             no_rows = slice_batch(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
         opened = closing.pop_all()
-    return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, data, opened)
+    return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, given, opened)
 
 
 @final

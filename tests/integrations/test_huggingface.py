@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from sparsedp import ModelError, PerExampleLoss, SparseDPError, fit, verify
+from sparsedp import ModelError, PerExampleLoss, RunConfig, SparseDPError, fit, verify
 from sparsedp.grad_sample.isolation import isolated_losses
 
 hf = pytest.importorskip("transformers")
@@ -327,7 +327,7 @@ def test_every_engine_teaches_the_next_token(engine):
             return hf.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
 
     model, words = NextWord(), torch.arange(20)
-    fit(model, Sentences(), LOSS, epochs=15, batch_size=32, lr=2.0, progress=False, engine=engine,
+    fit(model, Sentences(), LOSS, epochs=15, batch_size=32, lr=2.0, progress=False, run=RunConfig(engine=engine),
         **{**PRIVACY, "epsilon": 1000.0})  # fmt: skip
     with torch.no_grad():
         guesses = model(words[:, None]).logits[:, 0].argmax(1)

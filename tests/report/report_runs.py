@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from flat_settings import placed
 from sparsedp import Result, RunMetadata
 from sparsedp.methods import Method
 
@@ -49,7 +50,7 @@ def train(
         eval_dataset=None if "evaluate" in more else data(2, 60, classes),
         accountant="rdp",
         progress=False,
-        **more,
+        **placed(more),
     )
 
 

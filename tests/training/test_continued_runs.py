@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import sparsedp
+from flat_settings import placed
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import PlanConfig, get_method
@@ -189,12 +190,12 @@ def stop(event: object) -> None:
 
 def first_fit(folder: Path, **changes: object) -> sparsedp.Result:
     told = {"epsilon": 2.0, "delta": 1e-3, "total_epsilon": 9.0, "run_dir": folder, **TOTAL, **changes}
-    return sparsedp.fit(network(), rows(1), loss_fn, **told)
+    return sparsedp.fit(network(), rows(1), loss_fn, **placed(told))
 
 
 def next_fit(folder: Path, earlier: object, **changes: object) -> sparsedp.Result:
     told = {"continue_from": earlier, "run_dir": folder, **TOTAL, **changes}
-    return sparsedp.fit(network(), rows(1), loss_fn, **told)
+    return sparsedp.fit(network(), rows(1), loss_fn, **placed(told))
 
 
 def spent_under_the_cap(*folders: Path) -> float:

@@ -28,6 +28,7 @@ from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Event, Result, StepReport
 from sparsedp.runs.run import load_weights
+from sparsedp.training.planning import spec_for
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -319,3 +320,10 @@ def test_patients_are_protected_when_named_and_missed_when_not(tmp_path: Path) -
     assert Ledger.read(tmp_path / "run" / "ledger.jsonl").unit == "patient"
     with pytest.warns(PrivacyWarning, match="protect people"):
         quick_fit(data=data, epochs=2)
+
+
+@pytest.mark.parametrize("method", ["auto", "fest"])
+def test_a_large_delta_is_warned_of_once(method: str) -> None:
+    with pytest.warns(PrivacyWarning, match="not below 1/N") as found:
+        spec_for(network(), method, units=ROWS, unit_name="row", delta=0.1).plan()
+    assert len(found) == 1

@@ -100,7 +100,7 @@ def test_a_loader_of_held_out_rows_makes_its_own_batches():
 )
 def test_units_that_name_nobody_are_told(units, words):
     with pytest.raises(DataError, match=f"unit_ids: .*{words}"):
-        trained(rows(1), unit_ids=units, unit_name="patient")
+        trained(rows(1), unit_ids=units)
 
 
 def test_an_optimizer_may_be_a_name():

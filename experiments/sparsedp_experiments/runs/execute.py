@@ -296,12 +296,13 @@ def execute(
         resume=resume,
         seed=found.seed,
         unit_ids=None if by_row else bundle.train.units,
-        unit_name=None if by_row or bundle.train.units is None else bundle.unit,
         public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
-        metadata=replace(named, schema={**(named.schema or {}), **public_weights(model)}),
-        **found.training(),
+        **found.training(
+            None if by_row or bundle.train.units is None else bundle.unit,
+            replace(named, schema={**(named.schema or {}), **public_weights(model)}),
+        ),
         **found.of_the_plan(),
     )
 

@@ -27,8 +27,9 @@ from sparsedp.methods.plan_config import (
 from sparsedp.optimizers.factory import MOMENTUM
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.runs.record import RunMetadata
 from sparsedp.runs.run import Run
-from sparsedp.training.planning import changed_method
+from sparsedp.training.planning import RunConfig, changed_method
 from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.data.spec import Value
 
@@ -213,10 +214,15 @@ class Settings:
         """What they ask of a plan besides the method, as `fit` takes it."""
         return {name: value for name, value in self.asked().items() if name not in OF_THE_PLAN}
 
-    def training(self) -> dict[str, Any]:
+    def training(self, unit_name: str | None, metadata: RunMetadata) -> dict[str, Any]:
         """What they ask of the training loop, as `fit` takes it."""
-        data = DataConfig(rows_per_unit=self.rows_per_unit, max_physical_batch=self.max_physical_batch)
-        return {"engine": self.engine, "ema_decay": self.ema_decay, "data": data}
+        data = DataConfig(
+            unit_name=unit_name,
+            rows_per_unit=self.rows_per_unit,
+            max_physical_batch=self.max_physical_batch,
+        )
+        run = RunConfig(engine=self.engine, metadata=metadata)
+        return {"ema_decay": self.ema_decay, "data": data, "run": run}
 
     @property
     def digest(self) -> str:

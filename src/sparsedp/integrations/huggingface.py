@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
@@ -24,6 +24,7 @@ from sparsedp.batch import Batch, PerExampleLoss
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.integrations._per_example import check_mean, one_by_one
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.private_training import PrivateTraining, make_private
@@ -39,7 +40,7 @@ class PrivacyArguments:
     `per_device_train_batch_size * gradient_accumulation_steps`.
 
     Attributes:
-        max_physical_batch: most examples computed at once; `per_device_train_batch_size` if not given.
+        data: as for `make_private`; its `max_physical_batch` is `per_device_train_batch_size` if not given.
 
     The others are those of `make_private`; `run_dir` is what a resume needs.
     """
@@ -50,10 +51,9 @@ class PrivacyArguments:
     method: str | Method = AUTO_METHOD
     accountant: str | None = None
     unit_ids: Any = None
-    unit_name: str | None = None
+    data: DataConfig = field(default_factory=DataConfig)
     run_dir: Path | str | None = None
     seed: int | None = None
-    max_physical_batch: int | None = None
     ema_decay: float | None = None
 
 
@@ -206,9 +206,9 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             collate_fn=lambda items: dict(collator(items)),
         )
         check_mean(self.model, loss_of_head, loader, type(self.model).__name__)
-        others = {field.name: getattr(asked, field.name) for field in fields(asked)}
-        if asked.max_physical_batch is None and args.gradient_accumulation_steps > 1:
-            others["max_physical_batch"] = args.train_batch_size
+        others = {entry.name: getattr(asked, entry.name) for entry in fields(asked)}
+        if asked.data.max_physical_batch is None and args.gradient_accumulation_steps > 1:
+            others["data"] = replace(asked.data, max_physical_batch=args.train_batch_size)
         return make_private(
             self.model,
             optimizer,
@@ -399,14 +399,14 @@ def check_supported(trainer: HubTrainer) -> None:
 
 
 def _unsupported_settings(args: Any) -> Iterator[str]:
-    for field in fields(args):
-        if not field.init:
+    for setting in fields(args):
+        if not setting.init:
             continue
-        treatment = SETTINGS.get(field.name, ((field.default,), "leave it at its default"))
-        value = getattr(args, field.name)
+        treatment = SETTINGS.get(setting.name, ((setting.default,), "leave it at its default"))
+        value = getattr(args, setting.name)
         value = getattr(value, "value", value)
         if isinstance(treatment, tuple) and value not in treatment[0]:
-            yield f"{field.name}={value!r}: {treatment[1]}"
+            yield f"{setting.name}={value!r}: {treatment[1]}"
     if args.lr_scheduler_type == "reduce_lr_on_plateau":
         yield "lr_scheduler_type='reduce_lr_on_plateau': give a schedule that follows the steps"
     epochs = float(args.num_train_epochs)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from dataclasses import replace
 from typing import Unpack
 
 from torch import nn
 
+from sparsedp.errors import PrivacyWarning
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Method
 from sparsedp.methods.plan_config import PlanArgs, PlanConfig, default_delta
@@ -115,7 +117,9 @@ def choose_method(
         "delta": default_delta(units) if delta is None else delta,
         "private_loss": None,  # which costs the same beside any method
     }
-    dense = PlanConfig.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # the plan that is made in the end warns
+        dense = PlanConfig.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
     method = method_beside(dense, dimension, linear=linear)
     logger.info("method auto: %s: %s", method.name, _reason(method, dense, dimension, linear=linear))
     return method

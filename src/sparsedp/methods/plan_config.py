@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack, final
 
 from sparsedp import _validate as checks
 from sparsedp._serialization import FrozenMap, plain_json
-from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import (
     OF_THE_PLAN,
@@ -260,7 +261,9 @@ class PlanConfig:
         """The noise that makes a selection, taken alone, cost its share."""
         assert self.epsilon is not None
         alone, share = replace(draft, phases=(phase,)), self.selection_budget * self.epsilon
-        return calibrate(alone, share, self.delta, self.accountant).phases[0].noise_multiplier
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # the whole plan warns
+            return calibrate(alone, share, self.delta, self.accountant).phases[0].noise_multiplier
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is not the one asked for, but for noise, target and what it continues.

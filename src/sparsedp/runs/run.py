@@ -169,7 +169,8 @@ def declared_filter(earlier: Sequence[Path | str]) -> RdpFilter:
         if prior is None or plan.target_epsilon is None or plan.delta is None:
             raise PrivacyError(
                 f"continue_from: the run at {run.path} declared no cap before its first release; only a run "
-                "made with total_epsilon= can be continued. Start a run of its own, whose epsilon adds to the other's"
+                "made with RunConfig(total_epsilon=...) can be continued. Start a run of its own, whose epsilon adds "
+                "to the other's"
             )
         filters.add((plan.target_epsilon, plan.delta, prior.order, plan.unit, plan.units))
         heads |= {run.ledger.charged_head, plan.fingerprint}

@@ -57,7 +57,7 @@ from sparsedp.sklearn.surroundings import (
     warn,
 )
 from sparsedp.training.fit import fit
-from sparsedp.training.planning import changed_method
+from sparsedp.training.planning import RunConfig, changed_method
 
 if TYPE_CHECKING:
     from sparsedp.methods import Method
@@ -255,6 +255,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             return self._rate(plan, count)
 
         bends = "additive " if self.model == ADDITIVE else ""
+        about = RunMetadata(
+            dataset=self.name,
+            model="network" if widths else bends + self._linear_name,
+            schema=self._schema(held_out),
+        )
         result = fit(
             model,
             examples,
@@ -275,14 +280,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             resume=self.resume,
             seed=seed,
             unit_ids=units,
-            unit_name=self._unit_name(),
-            data=DataConfig(rows_per_unit=self.rows_per_unit),
+            data=DataConfig(rows_per_unit=self.rows_per_unit, unit_name=self._unit_name()),
             progress=bool(self.verbose),
-            metadata=RunMetadata(
-                dataset=self.name,
-                model="network" if widths else bends + self._linear_name,
-                schema=self._schema(held_out),
-            ),
+            run=RunConfig(metadata=about),
         )
         self._keep(result, examples.X.shape[1])
 

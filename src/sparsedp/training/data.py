@@ -159,6 +159,14 @@ def given_units(units: Any) -> Any:
     return units
 
 
+def loading_of(data: DataConfig, given: GivenData, unit_ids: Any) -> DataConfig:
+    """How rows are loaded: as told, with the ids and the collate_fn that came by other ways."""
+    if unit_ids is not None and data.unit_ids is not None:
+        raise DataError("unit_ids: got ids here and in data, expected one of them; drop data.unit_ids")
+    ids = given_units(data.unit_ids if unit_ids is None else unit_ids)
+    return replace(data, unit_ids=ids, collate_fn=data.collate_fn or given.collate)
+
+
 def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
 

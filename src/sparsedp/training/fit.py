@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from sparsedp import distributed
 from sparsedp.batch import PerExampleLoss
 from sparsedp.callbacks import deferred_interrupt, live
-from sparsedp.errors import DataError, SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Method
@@ -34,9 +34,9 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
-from sparsedp.training.data import GivenData, count_channels, evaluator_of, given_data, given_units
+from sparsedp.training.data import count_channels, evaluator_of, given_data, loading_of
 from sparsedp.training.normalization import Normalised
-from sparsedp.training.planning import Earlier, plan_for
+from sparsedp.training.planning import RunConfig, plan_for
 from sparsedp.training.trainer import Trainer
 
 
@@ -60,20 +60,16 @@ def fit(
     run_dir: Path | str | None = None,
     resume: bool = False,
     seed: int | None = None,
-    total_epsilon: float | None = None,
-    continue_from: Earlier | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
-    unit_name: str | None = None,
     data: DataConfig = DataConfig(),  # noqa: B008
     normalise: PrivateNormalisation | None = None,
     private_loss: float | None = None,
     accountant: str | None = None,
-    engine: str = "bookkeeping",
     ema_decay: float | None = None,
     public_scores: Mapping[str, Any] | None = None,
     callbacks: Sequence[CallbackLike] = (),
     progress: bool = True,
-    metadata: RunMetadata = RunMetadata(),  # noqa: B008
+    run: RunConfig = RunConfig(),  # noqa: B008
 ) -> Result:
     """Train a model with differential privacy.
 
@@ -105,26 +101,20 @@ def fit(
         run_dir: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
         resume: go on with the run at `run_dir`; give the same arguments.
         seed: reproducible, and not to be published.
-        total_epsilon: declares, before a first run, that it and all runs that continue it stay within this epsilon at
-            `delta`, whatever its results make you do next. `epsilon` is then what the first run alone is calibrated
-            to; the result's epsilon is counted as the cap is, by one Renyi order, and is somewhat more.
-        continue_from: the folder of such a run, or of all runs under its cap: this run gets what is left of the cap,
-            and the earlier ones cannot be resumed any more. Give neither epsilon nor delta, but the same units.
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
-        unit_name: what a unit is called.
-        data: how rows are loaded: rows drawn of a unit, most rows at once, processes, `collate_fn`.
+        data: what a unit is called, and how rows are loaded: rows drawn of a unit, most rows at once, processes,
+            `collate_fn`.
         normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
             back is then `Normalised(model, channels)`.
         private_loss: the public bound on an example's loss: the last step of each epoch then also releases the mean
             loss, clamped to it, as the epoch's `training_loss`, within the same epsilon for 2 % more noise.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
-        engine: "bookkeeping", or "reference".
         ema_decay: keep an exponential average of the weights, and give that back.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         callbacks: see every step and epoch.
         progress: show a progress bar on a terminal.
-        metadata: names for the record.
+        run: a cap over several runs, engine, names for the record.
 
     Formal guarantees: (epsilon, delta) under adding or removing one unit, for everything that the run gives and
     writes, but what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
@@ -132,7 +122,7 @@ def fit(
     the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """
     given = given_data(train_dataset, "train_dataset")
-    loading = _loading(data, given, unit_ids)
+    loading = loading_of(data, given, unit_ids)
     if evaluate is None and eval_dataset is not None:
         evaluate = evaluator_of(eval_dataset, given, criterion, collate=data.collate_fn)
     chosen, lr = _own_rate(optimizer, lr)
@@ -143,7 +133,7 @@ def fit(
         given.dataset,
         method,
         loading,
-        unit_name=unit_name,
+        run,
         run_dir=run_dir,
         resume=resume,
         epsilon=epsilon,
@@ -156,8 +146,6 @@ def fit(
         accountant=accountant,
         normalise=normalise,
         private_loss=private_loss,
-        total_epsilon=total_epsilon,
-        continue_from=continue_from,
     )
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
@@ -174,21 +162,13 @@ def fit(
             run_dir=run_dir,
             resume=resume,
             seed=seed,
-            engine=engine,
+            engine=run.engine,
             ema_decay=ema_decay,
             public_scores=public_scores,
             callbacks=(*callbacks, *bar),
-            metadata=_naming_weights(metadata, model),
+            metadata=_naming_weights(run.metadata, model),
         )
         return distributed.report_failure(lambda: _run(trainer))
-
-
-def _loading(data: DataConfig, given: GivenData, unit_ids: Any) -> DataConfig:
-    """How rows are loaded: as told, with the ids and the collate_fn that came by other ways."""
-    if unit_ids is not None and data.unit_ids is not None:
-        raise DataError("unit_ids: got ids here and in data, expected one of them; drop data.unit_ids")
-    ids = given_units(data.unit_ids if unit_ids is None else unit_ids)
-    return replace(data, unit_ids=ids, collate_fn=data.collate_fn or given.collate)
 
 
 def public_weights(model: nn.Module) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -22,11 +22,30 @@ from sparsedp.methods.plan_config import METHOD, PlanArgs, PlanConfig
 from sparsedp.privacy.calibration import EqualNoise, RdpFilter
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.directory import check_new
+from sparsedp.runs.record import RunMetadata
 from sparsedp.runs.run import Run, continue_runs, declared_filter
-from sparsedp.training.data import Units, count_units
+from sparsedp.training.data import count_units
 
-Earlier = Path | str | Sequence[Path | str]
-"""The folder of an earlier run, or of several."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What a run is beside its training.
+
+    Attributes:
+        total_epsilon: declares, before a first run, that it and all runs that continue it stay within this epsilon at
+            `delta`, whatever its results make you do next. `epsilon` is then what the first run alone is calibrated
+            to; the result's epsilon is counted as the cap is, by one Renyi order, and is somewhat more.
+        continue_from: the folder of such a run, or of all runs under its cap: this run gets what is left of the cap,
+            and the earlier ones cannot be resumed any more. Give neither epsilon nor delta, but the same units.
+        engine: "bookkeeping", or "reference", which is slow and takes any model.
+        metadata: names for the record.
+    """
+
+    total_epsilon: float | None = None
+    continue_from: Path | str | Sequence[Path | str] = ()
+    engine: str = "bookkeeping"
+    metadata: RunMetadata = field(default_factory=RunMetadata)
+
 
 GIVEN = "given"
 """The method that `public_scores` asks for."""
@@ -46,18 +65,17 @@ def plan_for(
     dataset: Dataset[Any],
     method: str | Method,
     loading: DataConfig,
+    run: RunConfig,
     *,
-    unit_name: str | None,
     run_dir: Path | str | None,
     resume: bool,
     public_scores: Mapping[str, Any] | None = None,
-    total_epsilon: float | None = None,
-    continue_from: Earlier | None = None,
     **asked: Unpack[PlanArgs],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
-    earlier = [continue_from] if isinstance(continue_from, (str, Path)) else list(continue_from or ())
-    chosen = _cap(earlier, total_epsilon, run_dir, asked) if earlier or total_epsilon is not None else None
+    total, continued = run.total_epsilon, run.continue_from
+    earlier = [continued] if isinstance(continued, (str, Path)) else continued
+    chosen = _cap(earlier, total, run_dir, asked) if earlier or total is not None else None
     if chosen is not None:
         asked["epsilon"], asked["delta"] = chosen.epsilon, chosen.delta
     if public_scores is not None and method == AUTO_METHOD:
@@ -65,12 +83,12 @@ def plan_for(
     if public_scores is not None:
         method = _with_scores(method, public_scores)
     protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
-    called = _name_of_unit(unit_name, dataset, loading.unit_ids)
+    called = _name_of_unit(dataset, loading)
     if loading.sharded:
         protected = sum(distributed.gather(protected))
     spec = spec_for(model, method, units=protected, unit_name=called, **asked)
     distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
-    capped = _Capped(total_epsilon, earlier, chosen)
+    capped = _Capped(total, earlier, chosen)
     return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume, capped))
 
 
@@ -158,8 +176,9 @@ def _planned(spec: PlanConfig, out: Path | str | None, resume: bool, capped: _Ca
     return saved
 
 
-def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
-    if units is not None:
+def _name_of_unit(dataset: Dataset[Any], loading: DataConfig) -> str:
+    unit = loading.unit_name
+    if loading.unit_ids is not None:
         return "unit" if unit is None else unit
     if unit not in (None, "row"):
         raise PrivacyError(
