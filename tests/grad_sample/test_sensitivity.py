@@ -31,7 +31,7 @@ from sparsedp.grad_sample import (
     linear,
     make_engine,
 )
-from sparsedp.grad_sample.buffers import Space, Workspace
+from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.linear import SequenceOuter
 from sparsedp.grad_sample.sampler import Metric
@@ -338,11 +338,11 @@ def output_sum(model, rows):
 
 
 def sequence(a, b):
-    return SequenceOuter(a, b, Space(Workspace(), "test"))
+    return SequenceOuter(a, b, Workspace())
 
 
 def convolution(a, b):
-    return ConvWeight(a, b, (1,), (1,), (1,), 1, Space(Workspace(), "test"), (0,))
+    return ConvWeight(a, b, (1,), (1,), (1,), 1, Workspace(), (0,))
 
 
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])

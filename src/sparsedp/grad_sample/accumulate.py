@@ -16,7 +16,6 @@ from sparsedp.grad_sample.sampler import (
     Block,
     GradSampler,
     Metric,
-    Metrics,
     UnitPlaces,
     add_to,
     spans,
@@ -67,53 +66,40 @@ class Chunk:
         return self._grouped(name)[1] is not None
 
     def explicit(self, name: str, span: slice) -> Tensor:
-        """One parameter's gradients, [planes, contributions, scalars]: of some, or of all where they come whole."""
+        """One parameter's gradients, [contributions, scalars]: of some, or of all where they come whole."""
         (first, *others), units = self._grouped(name)
-        if others:
-            gradients = first.in_block_order(span)
-            if span != slice(None):
-                gradients = gradients.clone()  # the next sampler's lie in the same room
-            for sampler in others:
-                gradients += sampler.in_block_order(span)
-        else:
-            gradients = first.explicit(span)
+        gradients = first.explicit(span)
+        if others and span != slice(None):
+            gradients = gradients.clone()  # the next sampler's lie in the same room
+        for sampler in others:
+            gradients += sampler.explicit(span)
         if units is None:
             return gradients
-        merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
-        return merged.index_add_(1, units, gradients)
+        return gradients.new_zeros(self.unit_count, gradients.shape[1]).index_add_(0, units, gradients)
 
     def ghost_norm(self, name: str, metric: Metric) -> GradSampler | None:
         """The parameter's gradients, per unit where there are units, if formulas hold; the same object again."""
-        (first, *others), units = self._grouped(name)
-        if others or units is not None or not first.has_ghost_norm(metric):
+        if name not in self.samplers:
             return None
-        return first
+        (first, *others), units = self._grouped(name)
+        return None if others or units is not None or not first.has_ghost_norm(metric) else first
 
-    def sole_sampler(self, name: str) -> GradSampler | None:
-        """The parameter's sampler if it has just one."""
-        samplers, _ = self._grouped(name)
-        return samplers[0] if len(samplers) == 1 else None
-
-    def restricted(self, blocks: Mapping[str, Block], span: slice) -> Tensor:
-        """The explicit [contributions, k] matrix of some examples, or of all units, on the support."""
-        count = len(range(*span.indices(self.unit_count)))
-        parts = []
-        for name, block in blocks.items():
-            if name not in self.samplers:
-                parts.append(torch.zeros(count, block.active_count, device=block.device))
-                continue
-            planes, sampler = self.explicit(name, span), self.sole_sampler(name)
-            if sampler is not None:
-                planes = sampler.as_one_plane(planes)
-            parts.append(block.active(planes[0]).to(torch.float64, copy=True))
-        return torch.cat([part.to(torch.float64) for part in parts], dim=1)
+    def restricted(self, blocks: Mapping[str, Block]) -> Tensor:
+        """The explicit [contributions, k] matrix on the support."""
+        parts = [
+            block.active(self.explicit(name, slice(None))).to(torch.float64, copy=True)
+            if name in self.samplers
+            else torch.zeros(self.unit_count, block.active_count, dtype=torch.float64, device=block.device)
+            for name, block in blocks.items()
+        ]
+        return torch.cat(parts, dim=1)
 
 
 class ClippedSum:
-    """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it first came in till the end.
+    """Adds up clipped gradients over chunks.
 
     Where a block is all active and measured as it is, its sum is made in its place of the result: of these no second
-    vector exists. Others have a sum of their own till the end.
+    vector exists. Others have sums of their own till the end, of measured and of raw gradients.
 
     `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
     formed a few examples at a time for the norm, and once more for the sum: both must see the same numbers, or
@@ -123,7 +109,7 @@ class ClippedSum:
     def __init__(
         self,
         blocks: Mapping[str, Block],
-        metrics: Metrics,
+        metrics: Mapping[str, Metric],
         query: ClippedSumQuery,
         keep: int,
         device: torch.device,
@@ -135,15 +121,10 @@ class ClippedSum:
         self._group = {name: clip.group(name) if isinstance(clip, LayerClip) else 0 for name in blocks}
         self._keep = keep
         self._total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
-        self._homes = {
-            name: self._total[block.span]
-            for name, block in blocks.items()
-            if block.places is None and metrics.of(name).is_identity
-        }
         self._measured: dict[str, Tensor] = {}
-        self._samplers: dict[str, GradSampler | None] = {}
         self._raw: dict[str, Tensor] = {}
-        self._raw_factors: dict[str, Tensor] = {}
+        self._factors: dict[str, Tensor] = {}
+        """Sums of the factors of raw gradients."""
 
     def add(self, chunk: Chunk) -> None:
         """Clip and add one chunk."""
@@ -151,93 +132,74 @@ class ClippedSum:
         if self._query.kept_per_unit < self._query.support.size:
             counts = {name: block.active_count for name, block in self._blocks.items()}
             groups = group_of_coordinates(clip, counts, self._total.device)
-            rows = chunk.restricted(self._blocks, slice(None))
-            self._total += sum_clipped_rows(rows, self._query, groups)
+            self._total += sum_clipped_rows(chunk.restricted(self._blocks), self._query, groups)
             return
         squared, kept = self._squared_norms(chunk)
         by_group = isinstance(clip, LayerClip)
         found = clip.factors(torch.stack(squared).sqrt()) if by_group else [clip.factors(squared[0].sqrt())]
-        for name, block in self._blocks.items():
+        for name in self._blocks:
             factors = found[self._group[name]]
-            if name in kept:
-                self._add_measured(chunk, name, kept[name], factors)
-            elif (ghost := self._ghost(chunk, name)) is not None:
-                ghost.add_weighted_sum(factors, self._raw_sum(name, block), self._metrics.of(name))
-                _accumulate(self._raw_factors, name, factors.sum())
+            metric = self._metrics[name]
+            ghost = chunk.ghost_norm(name, metric)
+            if ghost is not None or name not in chunk.samplers:
+                self._factors[name] = self._factors.get(name, 0) + factors.sum()
+            if ghost is not None:
+                ghost.add_weighted_sum(factors, self._sum_in(self._raw, name), metric)
+            elif name in kept:
+                self._add_measured(name, kept[name], factors)
             elif name in chunk.samplers:
                 for span in self._spans(chunk, name):
-                    self._add_measured(chunk, name, self._measure(chunk, name, span), factors[span])
-            else:
-                _accumulate(self._raw_factors, name, factors.sum())
+                    self._add_measured(name, metric.apply_(chunk.explicit(name, span)), factors[span])
 
-    def _add_measured(self, chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> None:
+    def _add_measured(self, name: str, z: Tensor, factors: Tensor) -> None:
         rejected = factors == 0
         if bool(rejected.any()):
-            z[:, rejected] = 0
-        for span in spans(z.shape[1], MOST_SUMMED):
-            planes = torch.matmul(factors[span].to(z), z[:, span])
-            if name in self._homes and name not in self._raw:
-                self._measured.setdefault(name, self._homes[name].view(planes.shape))
-            _accumulate(self._measured, name, self._in_first_order(chunk, name, planes))
+            z[rejected] = 0
+        total = self._sum_in(self._measured, name)
+        for span in spans(len(z), MOST_SUMMED):
+            add_to(total, factors[span].to(z) @ z[span])
 
-    def _in_first_order(self, chunk: Chunk, name: str, planes: Tensor) -> Tensor:
-        """Planes as the first chunk's came; a layer called more or less often in this one has others."""
-        sampler = chunk.sole_sampler(name)
-        if name not in self._measured or planes.shape == self._measured[name].shape:
-            self._samplers[name] = sampler
-            return planes
-        block = planes if sampler is None else sampler.from_planes(planes)
-        first = self._samplers[name]
-        return block if first is None else first.to_planes(block.reshape(self._blocks[name].shape))
-
-    def _raw_sum(self, name: str, block: Block) -> Tensor:
-        if name not in self._raw:
-            at_home = name in self._homes and name not in self._measured
-            self._raw[name] = self._homes[name] if at_home else self._total.new_zeros(block.size)
-        return self._raw[name]
+    def _sum_in(self, sums: dict[str, Tensor], name: str) -> Tensor:
+        """Where a block's gradients are added up."""
+        block = self._blocks[name]
+        if self._metrics[name].is_identity:
+            return self._total[block.span]
+        if name not in sums:
+            sums[name] = self._total.new_zeros(block.size)
+        return sums[name]
 
     def total(self) -> Tensor:
         """The clipped sum on the support, a float64 k-vector; to be asked once, at the end."""
         for name, block in self._blocks.items():
+            if self._metrics[name].is_identity:
+                continue
             place = self._total[block.span]
             if name in self._measured:
-                sampler, planes = self._samplers[name], self._measured.pop(name)
-                flat = (planes if sampler is None else sampler.from_planes(planes)).reshape(-1)
-                if planes.data_ptr() == place.data_ptr() != flat.data_ptr():
-                    place.copy_(block.active(flat))  # made in its place, but in another order
-                elif flat.data_ptr() != place.data_ptr():
-                    place += block.active(flat)
-            metric, raw = self._metrics.of(name), self._raw.pop(name, None)
-            if raw is None and name in self._raw_factors and not metric.is_identity:
-                raw = self._total.new_zeros(block.size)
-            if raw is not None and raw.data_ptr() != place.data_ptr():
-                place += block.active(metric.apply_to_sum(raw, self._raw_factors[name]))
+                place += block.active(self._measured.pop(name))
+            if name in self._factors:
+                raw = self._metrics[name].apply_to_sum(self._sum_in(self._raw, name), self._factors[name])
+                place += block.active(raw)
         return self._total
 
     def _squared_norms(self, chunk: Chunk) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Squared norms in the metric, one vector for each group of the clip, and the gradients kept for the sum."""
         clip = self._query.clip
-        squared: list[Tensor | float] = [0.0] * (len(clip.norms) if isinstance(clip, LayerClip) else 1)
+        groups = len(clip.norms) if isinstance(clip, LayerClip) else 1
+        squared = [self._total.new_zeros(chunk.unit_count) for _ in range(groups)]
         kept: dict[str, Tensor] = {}
         for name, group in self._group.items():
+            metric = self._metrics[name]
             if name not in chunk.samplers:
-                squared[group] = squared[group] + self._metrics.of(name).squared_constant()
-                continue
-            if (ghost := self._ghost(chunk, name)) is not None:
-                more = ghost.squared_norms(self._metrics.of(name)).double()
+                squared[group] += metric.squared_constant()
+            elif (ghost := chunk.ghost_norm(name, metric)) is not None:
+                squared[group] += ghost.squared_norms(metric)
             elif chunk.comes_whole(name) or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep:
-                kept[name] = self._measure(chunk, name, slice(None))
-                more = squared_norms_of(kept[name]).sum(0)
+                kept[name] = metric.apply_(chunk.explicit(name, slice(None)))
+                squared[group] += squared_norms_of(kept[name])
             else:
-                parts = (self._measure(chunk, name, span) for span in self._spans(chunk, name))
-                more = torch.cat([squared_norms_of(z).sum(0) for z in parts])
-            squared[group] = squared[group] + more
-        like = self._total
-        vectors = [like.new_full((chunk.unit_count,), s) if isinstance(s, float) else s for s in squared]
-        return vectors, kept
-
-    def _ghost(self, chunk: Chunk, name: str) -> GradSampler | None:
-        return chunk.ghost_norm(name, self._metrics.of(name)) if name in chunk.samplers else None
+                for span in self._spans(chunk, name):
+                    squared[group][span] += squared_norms_of(metric.apply_(chunk.explicit(name, span)))
+        return squared, kept
 
     @staticmethod
     def _bytes_each(chunk: Chunk, name: str) -> int:
@@ -245,15 +207,3 @@ class ClippedSum:
 
     def _spans(self, chunk: Chunk, name: str) -> list[slice]:
         return spans(chunk.unit_count, self._keep // self._bytes_each(chunk, name))
-
-    def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
-        sampler, gradients = chunk.sole_sampler(name), chunk.explicit(name, span)
-        to_planes = GradSampler().to_planes if sampler is None else sampler.to_planes
-        return self._metrics.in_planes(name, gradients.shape[0], to_planes).apply_(gradients)
-
-
-def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    if name in sums:
-        add_to(sums[name].view(-1), value)
-    else:
-        sums[name] = value.to(torch.float64, copy=True)

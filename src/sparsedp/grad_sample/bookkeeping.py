@@ -21,7 +21,7 @@ from sparsedp.batch import Batch, LossFunction, MicroBatch, tensors_of, to_devic
 from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
-from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
+from sparsedp.grad_sample.buffers import Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import (
     fork_draws,
@@ -34,7 +34,7 @@ from sparsedp.grad_sample.isolation import (
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine
-from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, Metrics, make_blocks
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, make_blocks, make_metrics
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
 from sparsedp.parameters import ParameterLayout, Support, widest_dtype
@@ -92,7 +92,7 @@ class _Prepared:
     blocks: dict[str, Block]
     parameters: dict[str, nn.Parameter]
     leaves: dict[Node, str]
-    plain_metrics: Metrics
+    plain_metrics: dict[str, Metric]
     surveyed: dict[_Kind, _Surveyed] = field(default_factory=dict)
 
 
@@ -169,7 +169,9 @@ class BookKeepingEngine:
         device = next(iter(prepared.parameters.values())).device
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
-            metrics = Metrics(prepared.blocks, query.geometry, widest_dtype(prepared.parameters.values()))
+            metrics = make_metrics(
+                prepared.blocks, query.geometry, widest_dtype(prepared.parameters.values())
+            )
         running: ClippedSum | None = None
         by_reference: Tensor | None = None
         for batch in batches:
@@ -189,7 +191,7 @@ class BookKeepingEngine:
         return total if by_reference is None else total.add_(by_reference)
 
     def _begin_sum(
-        self, query: ClippedSumQuery, prepared: _Prepared, metrics: Metrics, device: torch.device
+        self, query: ClippedSumQuery, prepared: _Prepared, metrics: dict[str, Metric], device: torch.device
     ) -> ClippedSum:
         """Room for the sum, taken once the first backward pass has given up most of its own."""
         if query.support.size >= LARGE_SUM:
@@ -202,7 +204,7 @@ class BookKeepingEngine:
             blocks = make_blocks(self._layout, support, parameters[0].device)
             named = {slot.name: p for slot, p in zip(self._layout, parameters, strict=True)}
             leaves = {graph_leaf(p): name for name, p in named.items() if name in blocks}
-            metrics = Metrics(blocks, Identity(), widest_dtype(parameters))
+            metrics = make_metrics(blocks, Identity(), widest_dtype(parameters))
             self._prepared = _Prepared(support, blocks, named, leaves, metrics)
         return self._prepared
 
@@ -246,7 +248,7 @@ class BookKeepingEngine:
             three.backward(None, uses, keep_graph=True)
             if is_new:
                 for use in uses:
-                    use.check_formulas(3, Space(self._workspace, "check"))
+                    use.check_formulas(3)
                 self._known.add(known)
             samplers = self._samplers(uses, 3, prepared)
         for use in uses:
@@ -280,8 +282,8 @@ class BookKeepingEngine:
 
     def _samplers(self, uses: Sequence[Use], examples: int, of: _Prepared) -> dict[str, list[GradSampler]]:
         found: dict[str, list[GradSampler]] = {}
-        space = Space(self._workspace, "")
-        for name, sampler in grad_samplers(uses, examples, of.leaves, of.parameters, of.blocks, space):
+        given = (of.leaves, of.parameters, of.blocks, self._workspace)
+        for name, sampler in grad_samplers(uses, examples, *given):
             found.setdefault(name, []).append(sampler)
         return found
 
@@ -328,7 +330,7 @@ def _chunk_size(
     uses: Sequence[Use],
     samplers: dict[str, list[GradSampler]],
     kind: _Kind,
-    plain: Metrics,
+    plain: dict[str, Metric],
     query: ClippedSumQuery,
 ) -> int:
     """Examples of a chunk, a power of two, from what a few hold: activations, gradients, explicit gradients.
@@ -341,7 +343,7 @@ def _chunk_size(
         sampler.block_size
         for name, many in samplers.items()
         for sampler in many
-        if _is_formed(sampler, kind, plain.of(name), alone=len(many) == 1)
+        if _is_formed(sampler, kind, plain[name], alone=len(many) == 1)
     )
     if kind.keeps_largest:
         explicit += 4 * query.support.size

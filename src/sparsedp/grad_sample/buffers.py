@@ -4,78 +4,53 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Named buffers, re-used as long as they are large enough. Their content is private and never read back."""
+    """Named buffers, re-used as long as they are large enough; every sampler has a name of its own among them.
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-        self._framed: dict[str, tuple[int, ...]] = {}
+    Their content is private and never read back. What a buffer holds is valid until it is asked for again.
+    """
 
-    def take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """An uninitialised tensor; the previous one under this key becomes invalid."""
-        size = math.prod(shape)
-        buffer = self._buffers.get(key)
-        if (
-            buffer is None
-            or buffer.numel() < size
-            or buffer.dtype != like.dtype
-            or buffer.device != like.device
-        ):
-            buffer = like.new_empty(size)
-            self._buffers[key] = buffer
-            self._framed.pop(key, None)
-        return buffer[:size].view(shape)
+    name: str = ""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
-    def take_framed(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor whose frame is zero if the caller always writes the same inner part of every example."""
-        tensor = self.take(key, shape, like)
-        if self._framed.get(key) != shape[1:]:
-            self._buffers[key].zero_()
-            self._framed[key] = shape[1:]
-        return tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """One sampler's share of the workspace."""
-
-    workspace: Workspace
-    name: str
+    def of(self, name: str) -> Workspace:
+        """The same buffers for a sampler of this name."""
+        return Workspace(name, self.buffers)
 
     def result(self, shape: tuple[int, ...], like: Tensor, span: slice) -> Tensor:
-        """Room for explicit gradients.
-
-        Of all examples it is this sampler's own, valid until the next chunk; of some, shared by all samplers and
-        valid until the next one asks.
-        """
-        key = f"{self.name}/result" if span == slice(None) else "some examples"
-        return self.workspace.take(key, shape, like)
+        """Room for explicit gradients: of all examples the sampler's own, of some shared by all samplers."""
+        return self._take(f"{self.name}/result" if span == slice(None) else "some examples", shape, like)
 
     def part(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room for something else of this sampler's own; valid until the next chunk."""
-        return self.workspace.take(f"{self.name}/{part}", shape, like)
+        """Room for something else of this sampler's own."""
+        return self._take(f"{self.name}/{part}", shape, like)
 
-    def framed(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room for a zero-framed copy, shared by all samplers that frame this part in this shape.
-
-        `part` must say what is framed: whoever asks for it writes the same inner part. Valid until the next one asks.
-        """
-        return self.workspace.take_framed(f"{part} in {shape[1:]}", shape, like)
+    def framed(self, frame: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Room shared by all that write the same inner part of every example; the frame around it is zero."""
+        return self._take(f"framed by {frame} to {shape[1:]}", shape, like)
 
     def scratch(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room shared by all samplers; valid until the next one asks."""
-        return self.workspace.take("scratch", shape, like)
+        """Room shared by all samplers."""
+        return self._take("scratch", shape, like)
 
     def wide(self, part: str, values: Tensor) -> Tensor:
-        """A float64 copy in room shared by all samplers; valid until the next one asks for this part."""
+        """A float64 copy in room shared by all samplers."""
         like = torch.empty(0, dtype=torch.float64, device=values.device)
-        return self.workspace.take(f"wide {part}", tuple(values.shape), like).copy_(values)
+        return self._take(f"wide {part}", tuple(values.shape), like).copy_(values)
+
+    def _take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size, buffer = math.prod(shape), self.buffers.get(key)
+        kind = (like.dtype, like.device)
+        if buffer is None or buffer.numel() < size or (buffer.dtype, buffer.device) != kind:
+            buffer = self.buffers[key] = like.new_zeros(size)
+        return buffer[:size].view(shape)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

@@ -1,10 +1,8 @@
 """Convolutions of one, two and three dimensions.
 
-The per-example weight gradient is a batched product of output gradients with patches of the input. Where the
-stride is one and there are channels enough, patches are never copied: for each kernel offset the shifted input is
-a view, once the output gradient is padded to the input's row length. A depthwise convolution's gradients are
-themselves a depthwise convolution of the input, with the output gradient as kernel. Where positions are few for
-the size of the weight, nothing is formed at all (`grams`).
+The per-example weight gradient is a batched product of output gradients with patches of the input. A depthwise
+convolution's gradients are themselves a depthwise convolution of the input, with the output gradient as kernel. Where
+positions are few for the size of the weight, nothing is formed at all (`linear`).
 
 Index conventions: n example, g group, o output channel, c input channel, x kernel offset, t output position.
 """
@@ -21,14 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.linear import GhostNorms, cached, measure, pays, summed
 from sparsedp.grad_sample.sampler import GradSampler, Metric, silence
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 """By number of axes; those whose depthwise kernels are quick."""
-SHIFT_CHANNELS = 16
-"""From this many input channels on, one product per kernel offset beats copying patches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +37,7 @@ class ConvWeight(GradSampler):
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    space: Space
+    space: Workspace
     padding: tuple[int, ...]
 
     @property
@@ -57,31 +53,13 @@ class ConvWeight(GradSampler):
         """Some examples' input with its padding; valid until the next one of this shape is."""
         if not any(self.padding):
             return a
-        framed = self.space.framed(f"padded {self.padding}", (*a.shape[:2], *self._sizes), a)
+        framed = self.space.framed(self.padding, (*a.shape[:2], *self._sizes), a)
         sides = zip(self.padding, a.shape[2:], strict=True)
         _inner(framed, [slice(side, side + size) for side, size in sides]).copy_(a)
         return framed
 
-    @property
-    def _shifts(self) -> bool:
-        unit_stride = all(s == 1 for s in self.stride)
-        wide = self.a.shape[1] >= SHIFT_CHANNELS and math.prod(self.kernel) > 1
-        return unit_stride and wide and self.groups == 1
-
-    def to_planes(self, block: Tensor) -> Tensor:
-        if not self._shifts:
-            return block.reshape(1, -1)
-        return block.flatten(2).permute(2, 0, 1).flatten(1).contiguous()
-
-    def from_planes(self, planes: Tensor) -> Tensor:
-        if not self._shifts:
-            return planes
-        return planes.reshape(planes.shape[0], self.b.shape[1], -1).permute(1, 2, 0)
-
     def explicit(self, span: slice) -> Tensor:
         a, b = self._padded(self.a[span]), self.b[span]
-        if self._shifts:
-            return self._by_shifts(a, b, span)
         return self._by_channel(a, b) if self._depthwise else self._by_patches(a, b, span)
 
     @property
@@ -99,7 +77,7 @@ class ConvWeight(GradSampler):
             dilation=self.stride,
             groups=n * channels,
         )
-        return found.view(1, n, -1)
+        return found.view(n, -1)
 
     def _used(self, a: Tensor) -> Tensor:
         """The input without what no patch reaches."""
@@ -175,7 +153,7 @@ class ConvWeight(GradSampler):
         patches = patches.view(n * self.groups, channels * math.prod(self.kernel), -1)
         flat = b.reshape(n * self.groups, outputs // self.groups, -1)
         room = self.space.result((flat.shape[0], flat.shape[1], patches.shape[1]), a, span)
-        return torch.bmm(flat, patches.transpose(1, 2), out=room).view(1, n, -1)
+        return torch.bmm(flat, patches.transpose(1, 2), out=room).view(n, -1)
 
     def _patches(self, a: Tensor, positions: torch.Size) -> Tensor:
         """A view [n, c, *kernel, *positions] of the padded input."""
@@ -183,24 +161,6 @@ class ConvWeight(GradSampler):
         within = [d * s for d, s in zip(self.dilation, a.stride()[2:], strict=True)]
         between = [d * s for d, s in zip(self.stride, a.stride()[2:], strict=True)]
         return a.as_strided((*a.shape[:2], *self.kernel, *positions), (*a.stride()[:2], *within, *between))
-
-    def _by_shifts(self, a: Tensor, b: Tensor, span: slice) -> Tensor:
-        n, channels, outputs, kernel = a.shape[0], a.shape[1], b.shape[1], math.prod(self.kernel)
-        sizes = a.shape[2:]
-        # Padding b to a's row length makes every shifted input a plain slice of the flattened one; the last row of
-        # b needs no padding, so no slice runs past the end.
-        wide = self.space.framed(f"wide {tuple(b.shape[2:])}", (n, outputs, b.shape[2], *sizes[1:]), b)
-        _inner(wide, [slice(out) for out in b.shape[2:]]).copy_(b)
-        flat_b = wide.flatten(2)
-        unit = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        length = sum((out - 1) * step for out, step in zip(b.shape[2:], unit, strict=True)) + 1
-        flat_b = flat_b[:, :, :length]
-        flat_a = a.flatten(2).transpose(1, 2)
-        products = self.space.result((kernel, n, outputs, channels), b, span)
-        for place, offset in enumerate(itertools.product(*map(range, self.kernel))):
-            start = sum(x * d * step for x, d, step in zip(offset, self.dilation, unit, strict=True))
-            torch.bmm(flat_b, flat_a[:, start : start + length], out=products[place])
-        return products.flatten(2)
 
 
 def _inner(tensor: Tensor, spans: list[slice]) -> Tensor:

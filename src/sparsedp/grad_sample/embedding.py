@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, UnitPlaces, squared_norms_of
 
 
@@ -61,7 +61,7 @@ class TokenRows(GradSampler):
     kept: Tensor | None
     examples: int
     rows: int
-    space: Space
+    space: Workspace
 
     @property
     def block_size(self) -> int:
@@ -77,7 +77,7 @@ class TokenRows(GradSampler):
         within = ((self.owners >= start) & (self.owners < stop)).nonzero().squeeze(1)
         where = (self.owners[within] - start) * self.rows + self.places[within]
         dense = self.gradients.new_zeros((stop - start) * self.rows, self.gradients.shape[1])
-        return dense.index_add_(0, where, self.gradients[within]).reshape(1, stop - start, -1)
+        return dense.index_add_(0, where, self.gradients[within]).reshape(stop - start, -1)
 
     def joined(self, others: Sequence[GradSampler]) -> GradSampler | None:
         if not others:
@@ -142,7 +142,7 @@ class TokenRows(GradSampler):
         total.view(self.rows, -1).index_add_(0, touched, sums.to(total.dtype))
 
 
-def token_rows(ids: Tensor, b: Tensor, padding: int, block: Block, space: Space) -> TokenRows:
+def token_rows(ids: Tensor, b: Tensor, padding: int, block: Block, space: Workspace) -> TokenRows:
     """Gradients `b` [n, t, e] of what was read from a table's rows `ids` [n, t], on the block's active rows.
 
     The padding row (none if it is no row of the table) has no gradient.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.sampler import (
     MOST_SUMMED,
     GradSampler,
@@ -64,14 +64,14 @@ class Outer(GradSampler):
 
     a: Tensor
     b: Tensor
-    space: Space
+    space: Workspace
 
     @property
     def block_size(self) -> int:
         return self.a.shape[1] * self.b.shape[1]
 
     def explicit(self, span: slice) -> Tensor:
-        return (self.b[span].unsqueeze(2) * self.a[span].unsqueeze(1)).flatten(1).unsqueeze(0)
+        return (self.b[span].unsqueeze(2) * self.a[span].unsqueeze(1)).flatten(1)
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
         if places is None:
@@ -142,7 +142,7 @@ class SequenceOuter(GradSampler):
 
     a: Tensor
     b: Tensor
-    space: Space
+    space: Workspace
 
     @property
     def block_size(self) -> int:
@@ -155,8 +155,8 @@ class SequenceOuter(GradSampler):
         room = self.space.result((n, o, i), a, span)
         if i <= NARROW and o >= NARROW_TIMES * i:
             turned = torch.bmm(a.transpose(1, 2), b.transpose(1, 2), out=self.space.scratch((n, i, o), a))
-            return room.copy_(turned.transpose(1, 2)).flatten(1).unsqueeze(0)
-        return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
+            return room.copy_(turned.transpose(1, 2)).flatten(1)
+        return torch.bmm(b, a, out=room).flatten(1)
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
         if places is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.embedding import token_rows
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
@@ -28,11 +28,11 @@ from sparsedp.grad_sample.trace import ExampleAxis, FallbackError
 class Contribution(Protocol):
     """What one operation adds to the per-example gradients of a tensor that all examples share. Private."""
 
-    def dense(self, space: Space) -> Tensor:
+    def dense(self) -> Tensor:
         """The gradients themselves, [examples, *shape of the tensor]."""
         ...
 
-    def sampler(self, block: Block, space: Space) -> GradSampler:
+    def sampler(self, block: Block, space: Workspace) -> GradSampler:
         """The gradients of a parameter's block, where the tensor is the parameter."""
         ...
 
@@ -47,10 +47,10 @@ class Whole:
         """The same of a tensor that was multiplied by a number."""
         return self if scale == 1 else Whole(self.values * scale)
 
-    def dense(self, space: Space) -> Tensor:
+    def dense(self) -> Tensor:
         return self.values
 
-    def sampler(self, block: Block, space: Space) -> GradSampler:
+    def sampler(self, block: Block, space: Workspace) -> GradSampler:
         values = keep(self.values, 1, block.rows)
         return Explicit(keep(values, 2, block.columns) if block.columns is not None else values)
 
@@ -70,10 +70,10 @@ class Product:
         """The same of a tensor that was multiplied by a number."""
         return self if scale == 1 else Product(self.a * scale, self.b)
 
-    def dense(self, space: Space) -> Tensor:
+    def dense(self) -> Tensor:
         return torch.bmm(self.b.transpose(1, 2), self.a)
 
-    def sampler(self, block: Block, space: Space) -> GradSampler:
+    def sampler(self, block: Block, space: Workspace) -> GradSampler:
         a, b = keep(self.a, -1, block.columns), keep(self.b, -1, block.rows)
         if a.shape[1] == 1:
             return Outer(a.squeeze(1), b.squeeze(1), space)
@@ -92,7 +92,7 @@ class Tokens:
     padding: int
     rows: int
 
-    def dense(self, space: Space) -> Tensor:
+    def dense(self) -> Tensor:
         b = (
             self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0)
             if self.padding < self.rows
@@ -101,7 +101,7 @@ class Tokens:
         values = b.new_zeros(b.shape[0], self.rows, b.shape[2])
         return values.scatter_add_(1, self.ids.unsqueeze(2).expand_as(b), b)
 
-    def sampler(self, block: Block, space: Space) -> GradSampler:
+    def sampler(self, block: Block, space: Workspace) -> GradSampler:
         return token_rows(self.ids, keep(self.b, 2, block.columns), self.padding, block, space)
 
 
@@ -120,19 +120,19 @@ class Patches:
     dilation: tuple[int, ...]
     groups: int
 
-    def dense(self, space: Space) -> Tensor:
-        weight = self._weight(self.a, self.b, space)
+    def dense(self) -> Tensor:
+        weight = self._weight(self.a, self.b, Workspace())
         shape = (self.b.shape[1], self.a.shape[1] // self.groups, *self.kernel)
-        return weight.in_block_order(slice(None)).reshape(-1, *shape).clone()
+        return weight.explicit(slice(None)).reshape(-1, *shape)
 
-    def sampler(self, block: Block, space: Space) -> GradSampler:
+    def sampler(self, block: Block, space: Workspace) -> GradSampler:
         if block.rows is None and block.columns is None:
             return self._weight(self.a, self.b, space)
         if self.groups > 1:
-            return Whole(self.dense(space)).sampler(block, space)
+            return Whole(self.dense()).sampler(block, space)
         return self._weight(keep(self.a, 1, block.columns), keep(self.b, 1, block.rows), space)
 
-    def _weight(self, a: Tensor, b: Tensor, space: Space) -> ConvWeight:
+    def _weight(self, a: Tensor, b: Tensor, space: Workspace) -> ConvWeight:
         return ConvWeight(
             a, b.contiguous(), self.kernel, self.stride, self.dilation, self.groups, space, self.padding
         )
@@ -146,11 +146,11 @@ class Folded:
     axis: ExampleAxis
     examples: int
 
-    def dense(self, space: Space) -> Tensor:
-        return self.axis.to_front(self.parts.dense(space), self.examples).sum(1)
+    def dense(self) -> Tensor:
+        return self.axis.to_front(self.parts.dense(), self.examples).sum(1)
 
-    def sampler(self, block: Block, space: Space) -> GradSampler:
-        return Whole(self.dense(space)).sampler(block, space)
+    def sampler(self, block: Block, space: Workspace) -> GradSampler:
+        return Whole(self.dense()).sampler(block, space)
 
 
 def added(parts: Sequence[Contribution]) -> list[Contribution]:
@@ -235,15 +235,6 @@ def _add_product(bp: Backprop) -> Contribution:
     return bp.summed(bp.gradient * other * bp.saved["value"])
 
 
-def _repeat(bp: Backprop) -> Contribution:
-    """Every axis of the output is so many copies of the input's."""
-    values = bp.to_front(bp.gradient)
-    sizes = (1,) * (values.dim() - 1 - len(bp.shape)) + bp.shape
-    pairs = [n for whole, size in zip(values.shape[1:], sizes, strict=True) for n in (whole // size, size)]
-    copies = list(range(1, 1 + len(pairs), 2))
-    return Whole(values.reshape(bp.examples, *pairs).sum(copies).reshape(bp.examples, *bp.shape))
-
-
 def _matrix(bp: Backprop, left: Tensor | None, right: Tensor | None) -> Contribution:
     """One of the factors of left [m, k] @ right [k, n] is shared."""
     if bp.axis.axis == 0 and left is not None:
@@ -266,60 +257,11 @@ def _sum_and_product(bp: Backprop) -> Contribution:
     return found.times(bp.saved["alpha"])
 
 
-def _matrix_by_vector(bp: Backprop) -> Contribution:
-    if bp.slot == 0:
-        raise FallbackError("a shared matrix times one example's vector")
-    return Whole((_positions(bp, bp.saved["self"] * bp.gradient.unsqueeze(1))).sum(1))
-
-
-def _batched_product(bp: Backprop) -> Contribution:
-    """[g, m, k] @ [g, k, n], the examples inside m or n."""
-    gradient = working(bp.gradient)
-    if bp.slot == 1 and bp.axis.axis == 1:
-        a, b = bp.to_front(working(bp.saved["self"])), bp.to_front(gradient)
-        return Whole(torch.einsum("sgtk,sgtn->sgkn", a, b))
-    if bp.slot == 0 and bp.axis.axis == 2:
-        a, b = bp.to_front(working(bp.saved["mat2"])), bp.to_front(gradient)
-        return Whole(torch.einsum("sgmt,sgkt->sgmk", b, a))
-    raise FallbackError("a batched product in which the examples lie along an axis of its own")
-
-
-def _bilinear(bp: Backprop) -> Contribution:
-    """out[o] = left[i] W[o, i, j] right[j], as `nn.Bilinear` lays it out."""
-    left, right = (bp.saved[name].reshape(bp.gradient.shape[0], -1) for name in ("i1", "i3"))
-    if bp.slot != 1 or bp.axis.axis != 0 or bp.gradient.dim() != 2:
-        raise FallbackError("a trilinear product other than nn.Bilinear's")
-    pairs = _positions(bp, (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1))
-    gradient = _positions(bp, bp.gradient)
-    return Whole(torch.bmm(gradient.transpose(1, 2), pairs).reshape(bp.examples, *bp.shape))
-
-
 def _layer_norm(bp: Backprop) -> Contribution:
     gradient = working(bp.gradient)
     if bp.slot == 1:
         gradient = gradient * ((working(bp.saved["input"]) - bp.saved["result1"]) * bp.saved["result2"])
     return bp.summed(gradient)
-
-
-def _group_norm(bp: Backprop) -> Contribution:
-    gradient, x = working(bp.gradient), working(bp.saved["input"])
-    if bp.slot == 1:
-        grouped = x.reshape(*bp.saved["result1"].shape, -1)
-        mean, scale = (bp.saved[name].unsqueeze(-1) for name in ("result1", "result2"))
-        gradient = gradient * ((grouped - mean) * scale).reshape(x.shape)
-    return _by_channel(bp, gradient)
-
-
-def _frozen_batch_norm(bp: Backprop) -> Contribution:
-    if bp.saved["training"]:
-        raise FallbackError("batch norm mixes examples")
-    gradient, x = working(bp.gradient), working(bp.saved["input"])
-    if bp.slot == 1:
-        mean, variance = (
-            bp.saved[name].reshape(-1, *[1] * (x.dim() - 2)) for name in ("running_mean", "running_var")
-        )
-        gradient = gradient * ((x - mean) * (variance + bp.saved["eps"]).rsqrt())
-    return _by_channel(bp, gradient)
 
 
 def _by_channel(bp: Backprop, values: Tensor) -> Contribution:
@@ -357,7 +299,6 @@ RULES: dict[str, Rule] = {
     ),
     "DivBackward0": Rule(("self", "other"), _divide),
     "AddcmulBackward0": Rule(("tensor1", "tensor2", "value"), _add_product),
-    "RepeatBackward0": Rule((), _repeat),
     "ExpandBackward0": Rule((), lambda bp: bp.summed(bp.gradient)),
     "WhereBackward0": Rule(
         ("condition",),
@@ -368,14 +309,7 @@ RULES: dict[str, Rule] = {
     ),
     "MmBackward0": Rule(("self", "mat2"), lambda bp: _matrix(bp, bp.saved["self"], bp.saved["mat2"])),
     "AddmmBackward0": Rule(("mat1", "mat2", "alpha", "beta"), _sum_and_product),
-    "MvBackward0": Rule(("self",), _matrix_by_vector),
-    "BmmBackward0": Rule(("self", "mat2"), _batched_product),
-    "TrilinearBackward0": Rule(("i1", "i3"), _bilinear),
     "NativeLayerNormBackward0": Rule(("input", "result1", "result2"), _layer_norm),
-    "NativeGroupNormBackward0": Rule(("input", "result1", "result2"), _group_norm),
-    "NativeBatchNormBackward0": Rule(
-        ("input", "running_mean", "running_var", "training", "eps"), _frozen_batch_norm
-    ),
     "EmbeddingBackward0": Rule(("indices", "padding_idx"), _embedding),
     "ConvolutionBackward0": Rule(
         ("input", "stride", "padding", "dilation", "transposed", "groups"), _convolution

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -96,14 +96,14 @@ class Metric:
     def apply_(self, gradients: Tensor) -> Tensor:
         """Raw gradients to z, in place."""
         if self.centre is not None:
-            gradients.sub_(self.centre)
-        return gradients if self.weight is None else gradients.mul_(self.weight)
+            gradients.sub_(self.centre.reshape(-1))
+        return gradients if self.weight is None else gradients.mul_(self.weight.reshape(-1))
 
     def apply_to_sum(self, total: Tensor, factor_sum: Tensor) -> Tensor:
         """The clipped sum of z from the factor-weighted sum of raw gradients."""
         if self.centre is not None:
-            total = total - factor_sum * self.centre.reshape(total.shape).to(total.dtype)
-        return total if self.weight is None else total * self.weight.reshape(total.shape)
+            total = total - factor_sum * self.centre.reshape(-1).to(total.dtype)
+        return total if self.weight is None else total * self.weight.reshape(-1)
 
 
 def make_blocks(layout: ParameterLayout, support: Support, device: torch.device) -> dict[str, Block]:
@@ -146,26 +146,9 @@ def _active_slices(places: Tensor, length: int) -> tuple[Tensor | None, int, Ten
     return active, active.numel(), within
 
 
-class Metrics:
-    """Each block's metric for one support and geometry, in block order and in plane order."""
-
-    def __init__(self, blocks: Mapping[str, Block], geometry: Geometry, dtype: torch.dtype) -> None:
-        self._by_block = {name: _make_metric(block, geometry, dtype) for name, block in blocks.items()}
-        self._by_plane: dict[tuple[str, int], Metric] = {}
-
-    def of(self, name: str) -> Metric:
-        """The metric in the block's own shape."""
-        return self._by_block[name]
-
-    def in_planes(self, name: str, planes: int, to_planes: Callable[[Tensor], Tensor]) -> Metric:
-        """The metric as [planes, 1, scalars], made once for each order, which the number of planes tells."""
-        if (name, planes) not in self._by_plane:
-            metric = self._by_block[name]
-            self._by_plane[name, planes] = Metric(
-                None if metric.weight is None else to_planes(metric.weight).unsqueeze(1),
-                None if metric.centre is None else to_planes(metric.centre).unsqueeze(1),
-            )
-        return self._by_plane[name, planes]
+def make_metrics(blocks: Mapping[str, Block], geometry: Geometry, dtype: torch.dtype) -> dict[str, Metric]:
+    """How every block's gradients are measured in a geometry."""
+    return {name: _make_metric(block, geometry, dtype) for name, block in blocks.items()}
 
 
 def _make_metric(block: Block, geometry: Geometry, dtype: torch.dtype) -> Metric:
@@ -231,9 +214,7 @@ class UnitPlaces:
 class GradSampler:
     """Per-example gradients of one parameter's block over one chunk of examples. Private.
 
-    Explicit gradients come in planes, [planes, examples, scalars], whatever order is cheapest to produce; `to_planes`
-    and `from_planes` translate a tensor of the block's shape to [planes, scalars] and back. Some kinds have ghost
-    norms: formulas for norms and sums, so that explicit gradients are not formed.
+    Some kinds have ghost norms: formulas for norms and sums, so that explicit gradients are not formed.
     """
 
     __slots__ = ()
@@ -244,27 +225,8 @@ class GradSampler:
         raise NotImplementedError
 
     def explicit(self, span: slice) -> Tensor:
-        """The gradients of some examples, [planes, examples, scalars]; the caller may overwrite them."""
+        """The gradients of some examples, [examples, scalars]; the caller may overwrite them."""
         raise NotImplementedError
-
-    def to_planes(self, block: Tensor) -> Tensor:
-        """A block-shaped tensor in plane order."""
-        return block.reshape(1, -1)
-
-    def from_planes(self, planes: Tensor) -> Tensor:
-        """A tensor in plane order back in block order (flat or shaped)."""
-        return planes
-
-    def in_block_order(self, span: slice) -> Tensor:
-        """Explicit gradients as one plane in the block's own order."""
-        return self.as_one_plane(self.explicit(span))
-
-    def as_one_plane(self, planes: Tensor) -> Tensor:
-        """Gradients in planes as one, in the block's own order."""
-        if planes.shape[0] == 1:
-            return planes
-        rows = [self.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
-        return torch.stack(rows).unsqueeze(0)
 
     def joined(self, others: Sequence[GradSampler]) -> GradSampler | None:
         """With what the parameter's other uses contribute, where that keeps the ghost norms."""
@@ -306,7 +268,7 @@ class Explicit(GradSampler):
 
     def explicit(self, span: slice) -> Tensor:
         """Never in half precision: norms, factors and sums are made of them."""
-        return working(self.values[span]).reshape(1, -1, self.block_size).clone()
+        return working(self.values[span]).reshape(-1, self.block_size).clone()
 
 
 def spans(count: int, step: int) -> list[slice]:

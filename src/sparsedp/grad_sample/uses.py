@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.rules import (
     RULES,
     Backprop,
@@ -86,7 +86,7 @@ class Use:
             assert node is not None
             yield slot, (node, place), tuple(node._input_metadata[place].shape)
 
-    def check_formulas(self, examples: int, space: Space) -> None:
+    def check_formulas(self, examples: int) -> None:
         """Hold every formula against the operation's own backward, one example at a time.
 
         Raises:
@@ -96,7 +96,7 @@ class Use:
             return
         for slot, _, shape in self._shared_inputs():
             with torch.no_grad():
-                found = self._contribution(slot, shape, examples).dense(space)
+                found = self._contribution(slot, shape, examples).dense()
                 expected = self._one_by_one(slot, shape, examples)
             rounding = sum(float(g.abs().sum()) * torch.finfo(g.dtype).eps for g in self.gradients.values())
             allowed = ROUNDING * expected.abs().max() + 100 * rounding
@@ -137,7 +137,7 @@ def grad_samplers(
     leaves: Mapping[Node, str],
     parameters: Mapping[str, nn.Parameter],
     blocks: Mapping[str, Block],
-    space: Space,
+    space: Workspace,
 ) -> Iterator[tuple[str, GradSampler]]:
     """The per-example gradients of every parameter that is used."""
     pending: dict[Place, list[Contribution]] = {}
@@ -147,13 +147,13 @@ def grad_samplers(
                 at, moved = _towards_leaf(place, contribution, leaves)
                 pending.setdefault(at, []).append(moved)
         for place in [place for place in pending if place[0] not in leaves]:
-            total = torch.stack([part.dense(space) for part in pending.pop(place)]).sum(0)
+            total = torch.stack([part.dense() for part in pending.pop(place)]).sum(0)
             for leaf, values in _pulled_back(place, total, leaves, parameters):
                 pending.setdefault((leaf, 0), []).append(Whole(values))
         for (leaf, _), parts in pending.items():
             name = leaves[leaf]
             for number, part in enumerate(added(parts)):
-                yield name, part.sampler(blocks[name], Space(space.workspace, f"{name}@{number}"))
+                yield name, part.sampler(blocks[name], space.of(f"{name}@{number}"))
 
 
 def _towards_leaf(
