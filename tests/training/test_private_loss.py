@@ -19,7 +19,7 @@ from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.federated.server import check_federated
-from sparsedp.grad_sample.losses import ExampleLosses
+from sparsedp.grad_sample.reference import ExampleLosses
 from sparsedp.methods import get_method
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.privacy.charge import Charge, ChargeLog, SplitCharge

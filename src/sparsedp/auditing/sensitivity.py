@@ -26,7 +26,7 @@ from sparsedp.auditing.canaries import (
 )
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample.isolation import same_draws
-from sparsedp.grad_sample.losses import ExampleLosses
+from sparsedp.grad_sample.reference import ExampleLosses
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import rows_in_order
 from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, GradientSum, LossSum, RowCountSum

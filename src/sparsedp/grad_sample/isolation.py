@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.batch import Batch, LossFunction, slice_batch, validate_losses
+from sparsedp.batch import Batch, LossFunction, example_count, slice_batch, validate_losses
 from sparsedp.errors import ModelError
 from sparsedp.randomness import SEED_BYTES, GeneratorMonitor, PublicRandomness, fork_generators
 
@@ -33,6 +33,35 @@ NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
     "all examples at once"
 )
+
+
+class Isolated:
+    """A model and its loss, run on one example at a time: vectorised, or in turn where PyTorch cannot.
+
+    Which of the two is decided on made-up examples, once for every choice of modules in training mode.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        self._model, self._loss = model, loss
+        self._known: dict[tuple[bool, ...], bool] = {}
+
+    def in_turn(self, rows: Batch) -> bool:
+        """Whether examples like these run one after the other."""
+        modes = modes_of(self._model)
+        if modes not in self._known:
+            self._known[modes] = why_not_isolated(self._model, self._loss, rows) is not None
+        return self._known[modes]
+
+    def losses_in_turn(self, rows: Batch) -> Iterator[Tensor]:
+        """The loss of one example after the other, [1]."""
+        for one in singles(rows):
+            with fixed_draws(next(self._model.parameters()).device):
+                yield validate_losses(self._loss(self._model, one), 1)
+
+
+def singles(rows: Batch) -> Iterator[Batch]:
+    """One example after the other, as batches of one."""
+    return (slice_batch(rows, slice(i, i + 1)) for i in range(example_count(rows)))
 
 
 def isolated_losses(

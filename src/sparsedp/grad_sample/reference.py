@@ -1,44 +1,34 @@
-"""The reference engine: per-example gradients, any model, slow. The executable specification of the fast one."""
+"""The losses and gradients of any model's examples, slowly: the executable specification of the fast engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import (
-    Batch,
-    LossFunction,
-    MicroBatch,
-    example_count,
-    slice_batch,
-    to_device,
-    validate_losses,
-)
+from sparsedp.batch import Batch, LossFunction, MicroBatch, example_count, slice_batch, to_device
 from sparsedp.clipping import LayerClip
-from sparsedp.grad_sample.isolation import (
-    fixed_draws,
-    fork_draws,
-    isolated_losses,
-    modes_of,
-    why_not_isolated,
-)
+from sparsedp.grad_sample.isolation import Isolated, fork_draws, isolated_losses
 from sparsedp.grad_sample.query import ClippedSumQuery, group_of_coordinates, mean_per_unit, sum_clipped_rows
 from sparsedp.parameters import ParameterLayout, widest_dtype
+from sparsedp.randomness import SEED_BYTES
+
+AT_ONCE = 32
+"""Examples whose losses are computed together."""
 
 
 class ReferenceEngine:
     """Computes every example's gradient in full, then the query word for word.
 
-    All examples at once, each alone with a copy of the parameters, where PyTorch can vectorise model and loss; else a
-    loop over single examples. Which of the two is decided on made-up examples.
+    All examples at once, each with a copy of the parameters, where PyTorch can vectorise model and loss.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         self._model, self._loss = model, loss
         self._layout = ParameterLayout.of(model)
-        self._in_turn: dict[tuple[bool, ...], bool] = {}
+        self._isolated = Isolated(model, loss)
 
     @property
     def layout(self) -> ParameterLayout:
@@ -65,10 +55,11 @@ class ReferenceEngine:
 
     def gradients(self, rows: Batch) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""
-        if (modes := modes_of(self._model)) not in self._in_turn:
-            self._in_turn[modes] = why_not_isolated(self._model, self._loss, rows) is not None
         with torch.enable_grad():
-            return self._one_by_one(rows) if self._in_turn[modes] else self._all_at_once(rows)
+            if not self._isolated.in_turn(rows):
+                return self._all_at_once(rows)
+            parameters = self._layout.parameters(self._model)
+            return torch.cat([_in_one(parameters, one, 1) for one in self._isolated.losses_in_turn(rows)])
 
     def _all_at_once(self, rows: Batch) -> Tensor:
         count = example_count(rows)
@@ -79,14 +70,6 @@ class ReferenceEngine:
         }
         losses = isolated_losses(self._model, self._loss, rows, copies)
         return _in_one([*copies.values()], losses, count)
-
-    def _one_by_one(self, rows: Batch) -> Tensor:
-        found = []
-        for i in range(example_count(rows)):
-            with fixed_draws(next(self._model.parameters()).device):
-                losses = validate_losses(self._loss(self._model, slice_batch(rows, slice(i, i + 1))), 1)
-            found.append(_in_one(self._layout.parameters(self._model), losses, 1))
-        return torch.cat(found)
 
 
 def _in_one(parameters: list[Tensor] | list[nn.Parameter], losses: Tensor, count: int) -> Tensor:
@@ -99,3 +82,30 @@ def _in_one(parameters: list[Tensor] | list[nn.Parameter], losses: Tensor, count
         part = torch.zeros_like(parameter) if gradient is None else gradient.detach()
         parts.append((part.to_dense() if part.is_sparse else part).reshape(count, -1).to(dtype))
     return torch.cat(parts, dim=1)
+
+
+class ExampleLosses:
+    """Computes the losses of a micro-batch, [n], which a private training loss is summed from. Private.
+
+    Formal guarantees: the loss of an example is a function of the example, the parameters and the random numbers
+    drawn for it, which are not those of its gradient: in chunks of another size, those would be another example's.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        self._model, self._loss = model, loss
+        self._isolated = Isolated(model, loss)
+
+    def __call__(self, batch: MicroBatch) -> Tensor:
+        device = next(self._model.parameters()).device
+        key = batch.seed
+        seed = None if key is None else blake2b(b"losses", key=key, digest_size=SEED_BYTES).digest()
+        # With gradients, as in a step: without, some of PyTorch's layers run kernels that cannot be vectorised.
+        with fork_draws(seed, device), torch.enable_grad():
+            rows = to_device(batch.rows, device)
+            if self._isolated.in_turn(rows):
+                found = [one.detach() for one in self._isolated.losses_in_turn(rows)]
+            else:
+                starts = range(0, batch.example_count, AT_ONCE)
+                parts = (slice_batch(rows, slice(start, start + AT_ONCE)) for start in starts)
+                found = [isolated_losses(self._model, self._loss, part).detach() for part in parts]
+            return torch.cat(found)

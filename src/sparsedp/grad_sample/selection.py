@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import Batch, LossFunction, MicroBatch, example_count, slice_batch, to_device
+from sparsedp.batch import Batch, LossFunction, MicroBatch, to_device
 from sparsedp.errors import DataError, ModelError
-from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated, modes_of, why_not_isolated
+from sparsedp.grad_sample.isolation import Isolated, fixed_draws, fork_draws, isolated, singles
 
 Table = nn.Embedding | nn.EmbeddingBag
 Pairs = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ class EmbeddingRowCounter:
 
     def __init__(self, model: nn.Module, loss: LossFunction, tables: Sequence[str]) -> None:
         self._model, self._loss = model, loss
-        self._in_turn: dict[tuple[bool, ...], bool] = {}
+        self._isolated = Isolated(model, loss)
         weights = dict(model.named_parameters(remove_duplicate=False))
         self._firsts: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -91,16 +91,15 @@ class EmbeddingRowCounter:
 
     def _looked_up(self, rows: Batch, seed: bytes | None) -> _LookUps:
         rows = to_device(rows, self._device)
-        if (modes := modes_of(self._model)) not in self._in_turn:
-            self._in_turn[modes] = why_not_isolated(self._model, self._loss, rows) is not None
+        in_turn = self._isolated.in_turn(rows)
         try:
             with fork_draws(seed, self._device), torch.no_grad():
-                if not self._in_turn[modes]:
+                if not in_turn:
                     return self._all_at_once(rows)
                 return [
                     (layer, i, asked.unsqueeze(0))
-                    for i in range(example_count(rows))
-                    for layer, asked in self._of_one(slice_batch(rows, slice(i, i + 1)))
+                    for i, one in enumerate(singles(rows))
+                    for layer, asked in self._of_one(one)
                 ]
         except IndexError:
             sizes = ", ".join(

@@ -15,8 +15,8 @@ from sparsedp.batch import Batch, LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip, LayerClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
-from sparsedp.grad_sample.losses import ExampleLosses
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
+from sparsedp.grad_sample.reference import ExampleLosses
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import SupportChange, SupportScheduler
 from sparsedp.privacy.charge import Charge, Chargeable, SplitCharge
