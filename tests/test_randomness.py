@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import mpmath
@@ -26,7 +25,6 @@ from sparsedp.rounded_gaussian import (
     CELL_BITS,
     MOST_BITS,
     PLACE_BITS,
-    add_rounded_gaussian,
     boundaries,
     cell_ends,
     cell_of,
@@ -34,79 +32,10 @@ from sparsedp.rounded_gaussian import (
     rounded_gaussian,
 )
 
-# Private and public randomness. Each statistical test is run once, with the false-alarm rate it states.
-
-
 ALARM = 1e-9
 """False-alarm rate of one statistical test here; there are fewer than sixty."""
 
 SOURCES = [SystemRandomness(), SeededRandomness(7)]
-
-
-def test_public_normal_numbers_are_standard_normal():
-    draws = PublicRandomness(7).normal(100_001, key=(0,))
-    assert draws.dtype == torch.float64
-    assert draws.shape == (100_001,)
-    assert stats.kstest(draws.numpy(), "norm").pvalue > ALARM
-    assert stats.kstest((1.1 * draws).numpy(), "norm").pvalue < ALARM
-
-
-def test_draws_longer_than_one_request_of_bytes_are_fresh_throughout(monkeypatch):
-    monkeypatch.setattr(randomness, "_MOST_BYTES", 8 * 100)
-    draws = SystemRandomness().rounded_gaussian(40, 2001, key=(0,))
-    assert len(set(draws.tolist())) == 2001
-    assert stats.kstest(draws.numpy() / 2**40, "norm").pvalue > ALARM
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_any_number_of_draws_can_be_asked_for(source):
-    for size in range(4):
-        assert source.rounded_gaussian(30, size, key=(0,)).shape == (size,)
-        assert source.below(np.full(size, 3), key=(0,)).shape == (size,)
-        assert source.bernoulli(0.5, size, key=(0,)).shape == (size,)
-
-
-@pytest.mark.parametrize("probability", [0.001, 0.3, 0.9])
-@pytest.mark.parametrize("source", SOURCES)
-def test_coins_have_exactly_the_rate(source, probability):
-    coins = source.bernoulli(probability, 200_000, key=(0,))
-    assert stats.binomtest(int(coins.sum()), 200_000, probability).pvalue > ALARM
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_integers_are_uniform_below_their_bound(source):
-    draws = source.below(np.full(70_000, 7), key=(0,))
-    assert stats.chisquare(np.bincount(draws, minlength=7)).pvalue > ALARM
-    mixed = np.array([1, 2, 5] * 1000)
-    assert (source.below(mixed, key=(0,)) < mixed).all()
-    assert (source.below(mixed, key=(0,)) >= 0).all()
-
-
-def test_the_system_source_never_repeats_whatever_the_key():
-    source = SystemRandomness()
-    first, second = (source.rounded_gaussian(30, 4, key=(1,)) for _ in range(2))
-    assert not torch.equal(first, second)
-    assert not np.array_equal(source.bernoulli(0.5, 64, key=(1,)), source.bernoulli(0.5, 64, key=(1,)))
-
-
-def test_a_seeded_source_replays_by_key():
-    first, again = SeededRandomness(3), SeededRandomness(3)
-    first.rounded_gaussian(30, 5, key=(0,))  # what was drawn before does not matter
-    assert torch.equal(first.rounded_gaussian(30, 5, key=(2,)), again.rounded_gaussian(30, 5, key=(2,)))
-    assert np.array_equal(first.bernoulli(0.5, 64, key=(2,)), again.bernoulli(0.5, 64, key=(2,)))
-    bounds = np.full(64, 1000)
-    assert np.array_equal(first.below(bounds, key=(2,)), again.below(bounds, key=(2,)))
-
-
-def test_a_seeded_source_differs_between_keys_seeds_and_purposes():
-    source = SeededRandomness(3)
-    draws = [source.rounded_gaussian(30, 5, key=key) for key in [(0,), (1,), (0, 1), (1, 0)]]
-    draws += [SeededRandomness(4).rounded_gaussian(30, 5, key=(0,))]
-    draws += [(PublicRandomness(3).normal(5, key=(0,)) * 2**30).round()]
-    assert len({tuple(draw.tolist()) for draw in draws}) == len(draws)
-    uniforms = source.below(np.full(1000, 2), key=(0,))
-    coins = source.bernoulli(0.5, 1000, key=(0,))
-    assert abs(np.corrcoef(uniforms, coins)[0, 1]) < 0.2  # 6 standard deviations
 
 
 def test_only_the_system_source_is_publishable():
@@ -122,45 +51,11 @@ def test_public_randomness_cannot_stand_in_for_private():
     assert not hasattr(SystemRandomness(), "permutation")
 
 
-def test_public_randomness_replays_by_seed_and_key():
-    assert torch.equal(
-        PublicRandomness(5).permutation(50, key=(1,)), PublicRandomness(5).permutation(50, key=(1,))
-    )
-    assert not torch.equal(
-        PublicRandomness(5).permutation(50, key=(1,)), PublicRandomness(5).permutation(50, key=(2,))
-    )
-    assert PublicRandomness(5).torch_seed(key=(1,)) == PublicRandomness(5).torch_seed(key=(1,))
-    assert PublicRandomness.fresh().seed != PublicRandomness.fresh().seed
-
-
-def test_a_permutation_holds_every_index_once_and_favours_none():
-    source = PublicRandomness(5)
-    draws = [source.permutation(4, key=(i,)) for i in range(6000)]
-    assert all(sorted(draw.tolist()) == [0, 1, 2, 3] for draw in draws[:50])
-    first = np.bincount([int(draw[0]) for draw in draws], minlength=4)
-    assert stats.chisquare(first).pvalue > ALARM
-
-
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
 @pytest.mark.parametrize("source", [SeededRandomness, PublicRandomness])
 def test_a_seed_must_be_a_whole_number(source, seed):
     with pytest.raises(SparseDPError, match="seed"):
         source(seed)
-
-
-def test_noise_of_long_vectors_is_drawn_by_several_threads_and_misses_no_number():
-    size = 3 * 2**20 + 5
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        sums = torch.full((size,), 3, dtype=torch.int64)
-        SystemRandomness().add_rounded_gaussian(40, sums, key=())
-    finally:
-        torch.set_num_threads(before)
-    noise = (sums - 3).double() / 2.0**40
-    assert sums.unique().numel() > size - 50  # one or two meet by chance
-    for part in noise.split(2**20):
-        assert abs(float(part.square().mean()) - 1) < 6 * (2 / part.numel()) ** 0.5
 
 
 def test_an_error_while_noise_is_drawn_is_not_swallowed(monkeypatch):
@@ -180,6 +75,63 @@ def test_system_secrets_are_fresh_and_never_shown():
     assert str(one.key) not in repr(one)
     seeds = {one.seed(), one.seed(0), one.seed(1), one.model_seed(None), one.model_seed(0), other.seed(0)}
     assert len(seeds) == 6
+
+
+def draws_of(source: PrivateRandomness, key: tuple[int, ...]) -> list[object]:
+    """One draw of each kind."""
+    return [
+        source.rounded_gaussian(30, 5, key=key).tolist(),
+        source.bernoulli(0.5, 64, key=key).tolist(),
+        source.below(np.full(64, 1000), key=key).tolist(),
+        source.secret(key).key,
+    ]
+
+
+def test_a_seeded_source_replays_by_key_and_the_system_source_never():
+    keys = [(0,), (1,), (0, 1), (1, 0)]
+    seeded = [draws_of(SeededRandomness(3), key) for key in keys]
+    assert [draws_of(SeededRandomness(3), key) for key in keys] == seeded
+    others = [draws_of(source, (0,)) for source in (SeededRandomness(4), *[SystemRandomness()] * 2)]
+    for kind in zip(*seeded, *others, strict=True):
+        assert len({str(draw) for draw in kind}) == len(kind)
+
+
+def test_what_different_purposes_draw_is_unrelated():
+    source, public = SeededRandomness(3), PublicRandomness(3)
+    together = [
+        source.rounded_gaussian(30, 1000, key=(0,)).numpy(),
+        source.bernoulli(0.5, 1000, key=(0,)),
+        source.below(np.full(1000, 2), key=(0,)),
+        public.normal(1000, key=(0,)).numpy(),
+        public.permutation(1000, key=(0,)).numpy(),
+    ]
+    related = np.corrcoef(np.array(together, dtype=np.float64))
+    assert np.abs(np.triu(related, 1)).max() < 0.2  # 6 standard deviations
+
+
+def test_public_numbers_replay_by_seed_and_key_and_favour_nothing():
+    source = PublicRandomness(5)
+    orders = [source.permutation(4, key=(i,)).tolist() for i in range(6000)]
+    assert orders[:50] == [PublicRandomness(5).permutation(4, key=(i,)).tolist() for i in range(50)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders[:50])
+    assert stats.chisquare(np.bincount([order[0] for order in orders], minlength=4)).pvalue > ALARM
+    assert stats.kstest(source.normal(100_001, key=(0,)).numpy(), "norm").pvalue > ALARM
+    assert PublicRandomness.fresh().seed != PublicRandomness.fresh().seed
+
+
+def test_noise_of_long_vectors_by_threads_and_pieces_misses_no_number(monkeypatch):
+    monkeypatch.setattr(randomness, "_MOST_BYTES", 8 * 1000)
+    monkeypatch.setattr(randomness, "_PIECE", 2**16)
+    size = 3 * 2**16 + 5
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sums = torch.full((size,), 3, dtype=torch.int64)
+        SystemRandomness().add_rounded_gaussian(40, sums, key=())
+    finally:
+        torch.set_num_threads(before)
+    assert sums.unique().numel() > size - 6  # two meet by chance, now and then
+    assert stats.kstest((sums - 3).numpy() / 2.0**40, "norm").pvalue > ALARM
 
 
 # Coins and whole numbers, settled exactly: on crafted words, so that nothing here is left to chance.
@@ -216,14 +168,16 @@ def test_a_coin_is_the_comparison_with_the_floats_exact_value(probability):
         assert not coins(probability, 1, given(*words[:place], word + 1))[0]
 
 
-def test_certain_coins():
+def test_coins_and_bounds_are_kept_apart():
     assert coins(1.0, 2, given(0, LAST)).all()
-    assert not coins(0.0, 2, given(0, LAST)).any()
     probability = 2.0**-60 * 1.3  # only tied coins ask for more
     digit = int(Fraction(probability) * 2**64)
     assert coins(probability, 4, given(digit, 0, digit, LAST, 0, LAST)).tolist() == [True, True, False, False]
+    assert below(np.array([3, 5, 1]), given(LAST, 7, 9, 4)).tolist() == [1, 2, 0]
     with pytest.raises(SparseDPError, match="probability"):
         coins(1.5, 1, given(0))
+    with pytest.raises(SparseDPError, match="bounds"):
+        below(np.array([3, 0]), given(1, 1))
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 2**52, 2**62 + 1, 2**63 - 1])
@@ -234,12 +188,6 @@ def test_every_whole_number_has_as_many_words_as_any_other(bound):
     assert below(bounds, given(rounds * bound - 1)).tolist() == [bound - 1]
     if rounds * bound <= LAST:
         assert below(bounds, given(rounds * bound, LAST, 0)).tolist() == [0]
-
-
-def test_bounds_are_kept_apart():
-    assert below(np.array([3, 5, 1]), given(LAST, 7, 9, 4)).tolist() == [1, 2, 0]
-    with pytest.raises(SparseDPError, match="bounds"):
-        below(np.array([3, 0]), given(1, 1))
 
 
 # The law of the noise: against exact probabilities, against a slow sampler at 300 bits, and against OpenDP's.
@@ -283,14 +231,6 @@ def test_at_small_scales_the_law_is_that_of_a_rounded_gaussian(bits, source):
     edge = 3 * 2**bits + 1
     draws = source.rounded_gaussian(bits, 400_000, key=(bits,)).numpy()
     assert chi_square(draws, exact_probabilities(bits, edge), edge) > ALARM
-
-
-def test_the_chi_square_tells_a_rounded_gaussian_from_a_discrete_one():
-    """They differ where the scale is small: variance 1 + 1/12 against 1."""
-    edge, weights = 4, np.exp(-(np.arange(-60, 61.0) ** 2) / 2)
-    inner = (weights / weights.sum())[60 - edge + 1 : 60 + edge]
-    draws = SystemRandomness().rounded_gaussian(0, 400_000, key=()).numpy()
-    assert chi_square(draws, np.append(inner, 1 - inner.sum()), edge) < ALARM
 
 
 def test_the_cells_end_where_mpmath_says():
@@ -344,16 +284,6 @@ def test_it_is_the_slow_sampler_to_the_last_bit(bits):
     assert len(set(ours)) > (3 if bits == 0 else 50)
 
 
-def test_many_draws_at_once_are_the_single_ones():
-    """With words that all are settled at once, as the order of further words differs."""
-    drawn = np.random.PCG64(0).random_raw(200_000)
-    table = sampler._table()
-    sure = drawn[(drawn & np.uint64(255)) < table[drawn >> np.uint64(48)] >> np.uint32(16)]
-    noise = np.zeros(len(sure), dtype=np.int64)
-    add_rounded_gaussian(30, noise, Fixed(*sure.tolist()))
-    assert noise[::977].tolist() == [one(30, Fixed(int(word))) for word in sure[::977]]
-
-
 @pytest.mark.parametrize("cell", [0, 1, 100, 400])
 @pytest.mark.parametrize("beyond", [-1, 1])
 def test_a_number_that_hits_the_end_of_a_cell_is_settled_by_the_next_words(cell, beyond):
@@ -402,27 +332,6 @@ def test_the_quick_polynomial_is_within_a_tenth_of_the_doubt():
         for v, p in zip(x, sampler._exp_of_minus(x), strict=True)
     ]
     assert max(errors) < sampler.DOUBT / 10
-
-
-def test_doubt_everywhere_changes_nothing(monkeypatch):
-    """The exact comparison, forced on every lot that is not sure, draws the same law."""
-    monkeypatch.setattr(sampler, "DOUBT", 1.0)
-    draws = SystemRandomness().rounded_gaussian(2, 30_000, key=()).numpy()
-    assert chi_square(draws, exact_probabilities(2, 13), 13) > ALARM
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_at_real_scales_moments_tails_and_shape_are_gaussian(source):
-    count = 1_000_000
-    z = source.rounded_gaussian(40, count, key=(1,)).numpy() / 2**40
-    assert stats.kstest(z[:200_000], "norm").pvalue > ALARM
-    assert stats.kstest(1.05 * z[:200_000], "norm").pvalue < ALARM
-    for power, variance in [(1, 1), (2, 2), (3, 15), (4, 96)]:
-        moment = 0 if power % 2 else (1, 3)[power // 2 - 1]
-        assert abs(np.mean(z**power) - moment) < 7 * math.sqrt(variance / count)
-    for edge in (2.0, 3.0, 4.0, 4.5):
-        for beyond in (z > edge, z < -edge):
-            assert stats.binomtest(int(beyond.sum()), count, stats.norm.sf(edge)).pvalue > ALARM
 
 
 @pytest.mark.parametrize("source", SOURCES)
