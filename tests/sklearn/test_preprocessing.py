@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import traceback
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.pipeline import make_pipeline
 
-from sparsedp import DataError, PrivacyWarning
-from sparsedp.sklearn import PublicEncoder, SparseDPClassifier
+from sparsedp import DataError
+from sparsedp.sklearn import PublicEncoder
 from sparsedp.sklearn.columns import CODE_SYSTEMS
 
 RULES = {
@@ -66,12 +64,8 @@ def test_every_description_gives_what_it_says():
     numbers, codes = encoded(TABLE)
     assert np.allclose(numbers, EXPECTED)
     assert codes == ["main=C00-D49", "main=A00-B99", "main=other", "main=missing"]
-
-
-def test_a_sparse_encoding_is_the_same():
-    encoder = PublicEncoder(RULES)
-    thin = clone(encoder).set_params(sparse_output=True).fit_transform(TABLE)
-    assert np.array_equal(thin.toarray(), encoder.fit_transform(TABLE))
+    thin = PublicEncoder(RULES, sparse_output=True).fit_transform(TABLE)
+    assert np.array_equal(thin.toarray(), PublicEncoder(RULES).fit_transform(TABLE))
 
 
 def test_it_says_what_became_of_each_column_and_who_is_protected():
@@ -130,17 +124,14 @@ def test_a_code_goes_to_its_chapter_or_its_longest_prefix(system, codes, groups)
     assert [name.removeprefix("a=") for name in found.idxmax(axis=1)] == groups
 
 
-def test_columns_may_come_by_number():
-    by_number = PublicEncoder({1: ("count", 9), 0: ("number", 0, 4)})
-    assert np.allclose(
-        by_number.fit_transform(np.array([[3.0, 9.0], [0, 0]])), [[0.5, 0, 1, 0], [-1, 0, 0, 0]]
-    )
-
-
 def test_columns_may_come_in_another_order_later():
     encoder = PublicEncoder(RULES).fit(TABLE)
     turned = TABLE[list(RULES)[::-1]]
     assert np.array_equal(encoder.transform(turned), encoder.transform(TABLE))
+    shown = (
+        PublicEncoder(RULES).set_output(transform="pandas").transform(turned)
+    )  # without a fit, as described
+    assert np.allclose(shown[NAMES].to_numpy(), EXPECTED)
     with pytest.raises(DataError, match=r"descriptions of \['sex'\], which are not in the table"):
         encoder.transform(turned.drop(columns="sex"))
 
@@ -149,16 +140,8 @@ def test_a_fit_on_an_array_forgets_the_names_of_a_frame():
     numbered = pd.DataFrame({1: [9.0], 0: [2.0]})
     encoder = PublicEncoder({0: ("number", 0, 4), 1: ("count", 9)}).fit(numbered)
     assert list(encoder.get_feature_names_out()) == ["1", "1=missing", "0", "0=missing"]
-    encoder.fit(np.array([[2.0, 9.0]]))
+    assert encoder.fit_transform(np.array([[3.0, 9.0], [0, 0]])).tolist() == [[0.5, 0, 1, 0], [-1, 0, 0, 0]]
     assert list(encoder.get_feature_names_out()) == ["0", "0=missing", "1", "1=missing"]
-
-
-def test_the_order_of_the_rules_holds_without_a_fit():
-    encoder = PublicEncoder(RULES).set_output(transform="pandas")
-    shown = encoder.transform(TABLE[list(RULES)[::-1]])
-    assert list(shown.columns) == list(encoder.get_feature_names_out())
-    assert np.allclose(shown[NAMES].to_numpy(), EXPECTED)
-    assert not hasattr(encoder, "n_features_in_")
 
 
 @pytest.mark.parametrize(
@@ -166,8 +149,6 @@ def test_the_order_of_the_rules_holds_without_a_fit():
     [
         ("Int64", [1, 2, None], ("category", [1, 2]), [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]),
         ("Int64", [1, 2, None], ("number", 0, 4), [[-0.5, 0], [0, 0], [0, 1]]),
-        ("string", ["x", None, "y"], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
-        ("boolean", [True, None, False], ("number", 0, 1), [[1, 0], [0, 1], [-1, 0]]),
         (
             "datetime64[us, Europe/Berlin]",
             ["2020-01-06 01:00", None],
@@ -190,10 +171,8 @@ def test_missing_is_a_level_of_its_own_in_every_kind_of_column(kind, values, rul
     ("values", "levels"),
     [
         (["1", "2", "3"], [1, 2]),
-        ([1, 2, 3], ["1", "2"]),
         ([1.0, 2.0, 9.5], ["1", "2"]),
         ([True, False, "no"], ["True", "False"]),
-        ([1, 2, "x"], [1.0, 2.0]),
         ([1, True, 3], [1, "True"]),
         ([True, 1, 3], ["True", 1]),
     ],
@@ -235,25 +214,12 @@ def test_polars_frames_are_taken_with_their_names():
         ({**RULES, "sex": ("category", ["F", None])}, "none of them missing"),
         ({**RULES, "sex": ("category", [1, "1"])}, "read differently"),
         ({**RULES, "sex": ("category", "FM")}, "a list of levels"),
-        ({**RULES, "sex": ("category", 3)}, "a list of levels"),
     ],
 )
 def test_a_description_that_does_not_fit_is_told(rules, told):
     with pytest.raises(DataError, match=told) as refusal:
         PublicEncoder(rules).fit_transform(TABLE)
     assert "'X'" not in "".join(traceback.format_exception(refusal.value)), "no value is shown"
-
-
-def test_a_pipeline_over_a_frame_trains_without_a_warning():
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame({"visits": rng.poisson(3, 400), "sex": rng.choice(["F", "M"], 400)})
-    y = (X["visits"] + (X["sex"] == "F") > 3).astype(int)
-    encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
-    model = make_pipeline(encoder, SparseDPClassifier(epsilon=8.0, classes=[0, 1], lr=3.0, random_state=0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PrivacyWarning)
-        model.fit(X, y)
-    assert model.score(X, y) > 0.75
 
 
 @pytest.mark.parametrize("rule", [("number", 0, 1e18), ("count", 1e18)])

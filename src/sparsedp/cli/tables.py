@@ -6,8 +6,9 @@ import csv
 import importlib
 import json
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
+from sparsedp._files import read_json
 from sparsedp.cli import (
     Delta,
     Epochs,
@@ -107,14 +109,12 @@ def train(
     --run-dir runs/first`
     """
     from sparsedp.sklearn.data import held_out_by_hash
-    from sparsedp.sklearn.preprocessing import read_columns
 
-    rules = read_columns(columns)
-    if target not in rules:
-        raise DataError(f"--target: got {target!r}, expected one of the columns described in {columns}")
+    rules = _descriptions(columns)
+    for option, name in (("--target", target), ("--unit", unit)):
+        if name is not None and name not in rules:
+            raise DataError(f"{option}: got {name!r}, expected one of the columns described in {columns}")
     if unit is not None:
-        if unit not in rules:
-            raise DataError(f"--unit: got {unit!r}, expected one of the columns described in {columns}")
         rules = {**{name: rule for name, rule in rules.items() if rule != "unit"}, unit: "unit"}
     told = {name: rule for name, rule in rules.items() if name != target}
     settings: dict[str, Any] = {
@@ -126,13 +126,11 @@ def train(
     table = read_tables(tables)
     y = _target(table, target, settings)
     who = next((name for name, rule in told.items() if rule == "unit"), None)
-    ids = np.arange(len(y)).astype(str) if who is None else table.column(who)
+    ids = np.arange(len(y)).astype(str) if who is None else table[who]
     apart = held_out_by_hash(ids, held_out)
     if held_out and (apart.all() or not apart.any()):
         raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
-    model = make_estimator(settings).set_params(resume=resume)
-    if budget is not None:
-        model.set_params(budget=_budget(budget))
+    model = _estimator(settings).set_params(resume=resume, budget=None if budget is None else _budget(budget))
     features = [name for name in table.columns if name != target]
     test = (table.part(features, apart), y[apart]) if held_out else None
     try:
@@ -147,7 +145,8 @@ def train(
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     names = [*model.encoder_.feature_names_in_, *told]  # the model's own order first
     settings |= {"columns": {name: told[name] for name in names}, "knots": model.encoder_.knots}
-    (run_dir / _SETTINGS).write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
+    text = json.dumps(settings, indent=1, default=str) + "\n"  # TOML has dates
+    (run_dir / _SETTINGS).write_text(text, encoding="utf-8")
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
     if as_json:
@@ -181,13 +180,13 @@ def predict(
     if hasattr(model, "classes_"):
         shares = model.predict_proba(features)
         found |= {f"p({label})": shares[:, place] for place, label in enumerate(model.classes_)}
-    lines = [list(found), *zip(*found.values(), strict=True)]
-    text = "".join(",".join(map(_cell, line)) + "\n" for line in lines)
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        out.write_text(text, encoding="utf-8")
-        stdout_console(False).print(f"{len(lines) - 1} predictions: {out}", soft_wrap=True)
+    with nullcontext(sys.stdout) if out is None else open(out, "w", newline="", encoding="utf-8") as file:
+        written = csv.writer(file, lineterminator="\n")
+        written.writerow(found)
+        for line in zip(*found.values(), strict=True):
+            written.writerow([f"{one:.6g}" if isinstance(one, (float, np.floating)) else one for one in line])
+    if out is not None:
+        stdout_console(False).print(f"{table.shape[0]} predictions: {out}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -207,10 +206,6 @@ class ReadTable:
         return len(next(iter(self.values.values()), ())), len(self.values)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.values[name]
-
-    def column(self, name: str) -> np.ndarray:
-        """One of the columns."""
         if name not in self.values:
             raise DataError(f"{name!r} is no column of the table, which has {', '.join(self.columns[:12])}")
         return self.values[name]
@@ -222,17 +217,14 @@ class ReadTable:
 
 def read_tables(paths: Sequence[Path]) -> ReadTable:
     """The rows of CSV and Parquet files one after the other; of CSV all values are text, as they stand."""
-    parts = [_read_parquet(path) if _is_parquet(path) else _read_csv(path) for path in paths]
+    parts = [_read(path) for path in paths]
     for path, part in zip(paths, parts, strict=True):
         if odd := sorted(set(part) ^ set(parts[0])):
-            raise DataError(
-                f"{path}: its columns differ from those of {paths[0]} by {odd[:6]}; expected the same"
-            )
+            raise DataError(f"{path}: its columns differ from those of {paths[0]} by {odd[:6]}")
     return ReadTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def make_estimator(settings: dict[str, Any]) -> PrivateEstimator:
-    """The estimator of these settings, as Python would make it."""
+def _estimator(settings: dict[str, Any]) -> PrivateEstimator:
     from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
     given = {name: value for name, value in settings.items() if name not in ("target", "knots")}
@@ -245,23 +237,27 @@ def load_estimator(run: Path) -> PrivateEstimator:
     from sparsedp.sklearn import PublicEncoder
     from sparsedp.sklearn.data import network, widths_of
 
-    folder = run_folder(run)
-    try:
-        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{folder}: got no {_SETTINGS} to read; expected a finished run of `sparsedp train`"
-        ) from error
-    model = make_estimator(settings)
-    encoder = PublicEncoder(settings["columns"], knots=settings["knots"])
-    features = len(encoder.get_feature_names_out())
+    settings = read_json(run_folder(run) / _SETTINGS)
+    model = _estimator(settings)
+    model.encoder_ = PublicEncoder(settings["columns"], knots=settings["knots"])
     if "classes" in settings:
         model.classes_ = np.unique(np.asarray(settings["classes"]))
-    model.encoder_ = encoder
+    features = len(model.encoder_.get_feature_names_out())
     model.model_ = network(features, model._outputs(), widths_of(model.hidden_layer_sizes), 0)
     sparsedp.load_weights(run, model.model_)
     model.model_.double().eval()
     return model
+
+
+def _descriptions(path: Path) -> dict[str, Any]:
+    """The table [columns] of a file of rules, as `PublicEncoder` takes them."""
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["columns"]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise DataError(
+            f"{path}: {error!r}, expected a TOML file with a table [columns], as `sparsedp columns` drafts it"
+        ) from error
+    return found
 
 
 def _task(target: str, rule: Any) -> dict[str, Any]:
@@ -282,36 +278,22 @@ def _task(target: str, rule: Any) -> dict[str, Any]:
 def _target(table: ReadTable, target: str, settings: dict[str, Any]) -> np.ndarray:
     from sparsedp.sklearn.columns import reads_as
 
-    values = table.column(target)
     if "classes" in settings:
-        return np.array([reads_as(value) for value in values.tolist()])
+        return np.array([reads_as(value) for value in table[target].tolist()])
     try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        pass  # the message would show a value
-    raise DataError(f"target {target!r} holds what is no number; leave such rows out")
+        return np.asarray(table[target], dtype=np.float64)
+    except (TypeError, ValueError):  # whose message would show a value
+        raise DataError(f"target {target!r} holds what is no number; leave such rows out") from None
 
 
 def _budget(path: Path) -> Any:
     from sparsedp.sklearn import PrivacyBudget
 
+    held = read_json(path)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        return PrivacyBudget(held["epsilon"], held["delta"], path, held["composition"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        return PrivacyBudget(held["epsilon"], held["delta"], path)
+    except (KeyError, TypeError) as error:
         raise DataError(f"--budget {path}: expected the file of a PrivacyBudget") from error
-
-
-def _header(path: Path) -> dict[str, str]:
-    """The columns' names, and of Parquet their declared types; no row is read."""
-    if not _is_parquet(path):
-        with _opened(path) as lines:
-            return dict.fromkeys(_names(path, lines), "")
-    with _parquet(path) as reader:
-        if hasattr(reader, "read_schema"):
-            schema = reader.read_schema(path)
-            return {name: str(kind).lower() for name, kind in zip(schema.names, schema.types, strict=True)}
-        return {name: str(kind).lower() for name, kind in reader.read_parquet_schema(path).items()}
 
 
 def _draft(name: str, kind: str, somebody: bool) -> str:
@@ -321,45 +303,57 @@ def _draft(name: str, kind: str, somebody: bool) -> str:
         return f'"unit"  # {declared}looks like an id by its name: "unit" if it says who is protected, else "drop"'
     if "date" in kind or "time" in kind:
         return f'["number", "YYYY-MM-DD", "YYYY-MM-DD"]  # {declared}first and last day there can be'
-    if any(word in kind for word in ("str", "utf", "bool", "categorical", "dictionary")):
+    if any(word in kind for word in ("str", "bool", "categorical", "enum")):
         return f'["category", []]  # {declared}all levels there can be'
-    if any(word in kind for word in ("float", "double", "decimal")):
+    if any(word in kind for word in ("float", "decimal")):
         return f'["number", "LOW", "HIGH"]  # {declared}bounds from what it means'
     return f'"FILL IN"  # {declared}a number, a count, a category, a code, or drop'
 
 
-def _read_csv(path: Path) -> dict[str, np.ndarray]:
-    rows = []
-    with _opened(path) as lines:
-        names = _names(path, lines)
-        for line in lines:
-            if line and len(line) != len(names):
-                raise DataError(
-                    f"{path}: line {lines.line_num} has {len(line)} values, expected {len(names)}, as the header"
-                )
-            rows += [line] if line else []
+def _header(path: Path) -> dict[str, str]:
+    """The columns' names, and of Parquet their declared types; no row is read."""
+    with _no_value_in_errors(path):
+        if _is_parquet(path):
+            schema = _polars().read_parquet_schema(path)
+            return {name: str(kind).lower() for name, kind in schema.items()}
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return dict.fromkeys(_names(path, csv.reader(file)), "")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with _no_value_in_errors(path):
+        if _is_parquet(path):
+            frame = _polars().read_parquet(path)
+            return {name: frame[name].to_numpy() for name in frame.columns}
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines, rows = csv.reader(file), []
+            names = _names(path, lines)
+            for line in filter(None, lines):
+                if len(line) != len(names):
+                    raise DataError(
+                        f"{path}: line {lines.line_num} has {len(line)} values, expected {len(names)}, as the header"
+                    )
+                rows.append(line)
     if not rows:
         raise DataError(f"{path}: expected rows below the header, found none")
-    return {
-        name: np.array(values, dtype=object)
-        for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    return {name: np.array(values, dtype=object) for name, values in columns}
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The lines of a CSV file; an error shows no value of it."""
+def _no_value_in_errors(path: Path) -> Iterator[None]:
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            yield csv.reader(file)
+        yield
+    except SparseDPError:
+        raise
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; give a CSV or Parquet file") from error
-    except (UnicodeDecodeError, csv.Error):
-        raise DataError(f"{path}: expected CSV in UTF-8; export it as such, or give Parquet") from None
+    except Exception as error:
+        raise DataError(f"{path}: {type(error).__name__}, expected CSV in UTF-8, or Parquet") from None
 
 
 def _names(path: Path, lines: Any) -> list[str]:
-    """The header."""
+    """The header of a CSV file."""
     names: list[str] = next(lines, [])
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         raise DataError(f"{path}: expected commas between the columns; export it so, or give Parquet")
@@ -368,36 +362,12 @@ def _names(path: Path, lines: Any) -> list[str]:
     return names
 
 
-def _read_parquet(path: Path) -> dict[str, np.ndarray]:
-    with _parquet(path) as reader:
-        arrow = hasattr(reader, "read_table")
-        frame = reader.read_table(path) if arrow else reader.read_parquet(path)
-        names = frame.column_names if arrow else frame.columns
-        return {name: np.asarray(frame[name].to_numpy()) for name in names}
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
-    """A module that reads Parquet; an error shows no value of the file."""
-    for module in ("pyarrow.parquet", "polars"):
-        try:
-            reader = importlib.import_module(module)
-        except ImportError:
-            continue
-        try:
-            yield reader
-        except Exception as error:
-            raise DataError(
-                f"{path}: {type(error).__name__}, expected a Parquet file that {module} reads"
-            ) from None
-        return
-    raise SparseDPError(f"{path}: reading Parquet takes pyarrow or polars; install one, or give CSV")
+def _polars() -> Any:
+    try:
+        return importlib.import_module("polars")
+    except ImportError as error:
+        raise SparseDPError("reading Parquet takes polars; install it, or give CSV") from error
 
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
-
-
-def _cell(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
-    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text

@@ -34,7 +34,6 @@ from sparsedp.runs.record import RunMetadata
 from sparsedp.sklearn.columns import Column, Floats, Matrix, Rule
 from sparsedp.sklearn.data import (
     TableDataset,
-    coordinate_count,
     encode_units,
     named_after,
     names_somebody,
@@ -51,9 +50,8 @@ from sparsedp.sklearn.preprocessing import (
 )
 from sparsedp.sklearn.surroundings import (
     INSTEAD,
-    as_it_was_if_it_fails,
     check_callers,
-    in_a_pipeline_behind_a_step,
+    steps_before,
     warn,
 )
 from sparsedp.training.fit import fit
@@ -115,28 +113,23 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             eval_set: held-out (X, y), evaluated every epoch for `result_.metrics` and the report. Outside the
                 guarantee: no examples of the training data. The same arrays, or views of them, are refused.
 
-        A fit that fails leaves the estimator as it was.
-
         Raises:
             PrivacyError: what is asked for would break the guarantee.
             DataError: columns, labels, groups or bounds do not fit.
         """
-        self._check_budget()
+        if self.noise_multiplier is None:
+            positive_epsilon(self.epsilon)
         check_callers(self)
+        features, groups = self._features_to_fit(X, groups)
+        features, targets = self._validated(features, y)
+        self._warn_of_numbers(len(targets), groups)
+        examples, held_out = TableDataset(features, self._encoded_targets(targets)), None
         if eval_set is not None:
-            if not isinstance(eval_set, (tuple, list)) or len(eval_set) != 2:
-                raise DataError(f"eval_set: got {type(eval_set).__name__}, expected one pair (X, y)")
             refuse_training_arrays((X, y), eval_set, names=("eval_set", "the training data"))
-        with as_it_was_if_it_fails(self):
-            features, groups = self._features_to_fit(X, groups)
-            features, y = self._validated(features, y)
-            self._warn_of_numbers(len(y), groups)
-            targets = self._encoded_targets(y)
-            held_out = None
-            if eval_set is not None:
-                labels = self._encoded_targets(np.asarray(eval_set[1]), held_out=True)
-                held_out = TableDataset(self._features(eval_set[0]), labels)
-            self._train(TableDataset(features, targets), encode_units(groups, len(y)), held_out)
+            other_X, other_y = eval_set
+            labels = self._encoded_targets(np.asarray(other_y), held_out=True)
+            held_out = TableDataset(self._features(other_X), labels)
+        self._train(examples, encode_units(groups, len(targets)), held_out)
         return self
 
     @abstractmethod
@@ -168,17 +161,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         return write_guarantee(self, path)
-
-    def _check_budget(self) -> None:
-        if self.noise_multiplier is None:
-            positive_epsilon(self.epsilon)
-        elif self.epsilon is not None:
-            raise PrivacyError(
-                f"got epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r}, expected one of them; "
-                "with a noise_multiplier give epsilon=None"
-            )
-        if isinstance(self.method, str) and self.method != AUTO:
-            get_method(self.method)
 
     def _features_to_fit(self, X: Any, groups: Any) -> tuple[Matrix, Any]:
         """The features of the training data, and who each example belongs to."""
@@ -245,7 +227,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         seed = seed_of(self.random_state)
         widths = widths_of(self.hidden_layer_sizes)
         model = network(examples.X.shape[1], self._outputs(), widths, seed)
-        count = coordinate_count(model)
+        count = ParameterLayout.of(model).dimension
 
         def planned(plan: Plan) -> float:
             """The rate of a plan; `fit` asks for it before anything is released, so the budget pays first."""
@@ -265,7 +247,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             examples,
             self._criterion(),
             method=changed_method(self.method, active_ratio=self._ratio(count)),
-            epsilon=None if self.epsilon is None else float(self.epsilon),
+            epsilon=self.epsilon,
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
             epochs=self.epochs,
@@ -413,7 +395,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 PrivacyWarning,
             )
         scaled = any(one is not None for one in (self.columns, self.bounds, self.private_scale))
-        if not (scaled or self.unit_norm or in_a_pipeline_behind_a_step()):
+        if not (scaled or self.unit_norm or steps_before()):
             warn(
                 f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
                 "bounds=(-1, 1) says that they are scaled already"

@@ -118,10 +118,10 @@ class Column:
     @property
     def words(self) -> str:
         """What becomes of it, in a line."""
-        if self.kind in ("unit", "drop"):
-            return (
-                f"{self.name}: {'says who is protected; no feature' if self.kind == 'unit' else 'left out'}"
-            )
+        if self.kind == "unit":
+            return f"{self.name}: says who is protected; no feature"
+        if self.kind == "drop":
+            return f"{self.name}: left out"
         if self.kind == "count":
             how = f"log(1 + x) up to {self.high:g}, divided by its largest value"
         elif self.kind == "number":
@@ -139,12 +139,9 @@ class Column:
             found = self._number(values)
             return sparse.csr_matrix(found) if as_sparse else found
         places = self._places(values)
-        rows, width = np.arange(len(places)), len(self.features)
-        if as_sparse:
-            return sparse.csr_matrix((np.ones(len(places)), (rows, places)), shape=(len(places), width))
-        found = np.zeros((len(places), width))
-        found[rows, places] = 1.0
-        return found
+        shape = (len(places), len(self.features))
+        ones = sparse.csr_matrix((np.ones(len(places)), (np.arange(len(places)), places)), shape=shape)
+        return ones if as_sparse else ones.toarray()
 
     def _number(self, values: npt.NDArray[Any]) -> Floats:
         found = _dates(values, self.name) if self.dates else _floats(values, self.name)
@@ -241,9 +238,7 @@ def _dates(values: npt.NDArray[Any], name: Any) -> Floats:
     try:
         if values.dtype.kind not in "OSUM":
             raise TypeError
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # NumPy's of time zones, one for each value: they are UTC
+        with warnings.catch_warnings(action="ignore"):  # NumPy's, of time zones: they are UTC
             moments = np.asarray(values, dtype="datetime64[us]")
         days = (moments - np.datetime64(0, "D")) / np.timedelta64(1, "D")
     except (TypeError, ValueError):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import sparse
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -45,9 +43,7 @@ class TableDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.y)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        x, y = self.rows_at(torch.tensor([index % len(self)]))
+        x, y = self.rows_at(torch.tensor([range(len(self))[index]]))
         return x[0], y[0]
 
     def rows_at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,25 +62,13 @@ class PairWithZero(nn.Module):
         return torch.cat([torch.zeros_like(logit), logit], dim=-1)
 
 
-def linear_model(features: int, outputs: int) -> nn.Sequential:
-    """A linear layer, started at zero: it is convex, so a random start would add nothing but a starting error.
+def network(features: int, outputs: int, widths: tuple[int, ...], seed: int | None) -> nn.Sequential:
+    """Layers of these widths with Tanh between them; without widths, a linear layer that starts at zero.
 
     Two outputs are two classes. They get one logit, paired with a constant zero: two would say the same thing and be
-    noised apart.
+    noised apart. A linear model is convex, so a random start would add nothing but a starting error; that of a
+    network follows from the seed, if there is one. The global generators are left alone.
     """
-    layers = [nn.Linear(features, 1), PairWithZero()] if outputs == 2 else [nn.Linear(features, outputs)]
-    for parameter in layers[0].parameters():
-        nn.init.zeros_(parameter)
-    return nn.Sequential(*layers)
-
-
-def network(features: int, outputs: int, widths: tuple[int, ...], seed: int | None) -> nn.Sequential:
-    """Layers of these widths with Tanh between them; without widths, `linear_model`.
-
-    Its random start follows from the seed, if there is one; the global generators are left alone.
-    """
-    if not widths:
-        return linear_model(features, outputs)
     public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
     with fork_generators(public.generator_seed((0, 3)), torch.device("cpu")):
         torch.manual_seed(public.torch_seed((0, 3)))
@@ -93,12 +77,10 @@ def network(features: int, outputs: int, widths: tuple[int, ...], seed: int | No
             layers += [nn.Linear(features, width), nn.Tanh()]
             features = width
         layers += [nn.Linear(features, 1), PairWithZero()] if outputs == 2 else [nn.Linear(features, outputs)]
+    if not widths:
+        for parameter in layers[0].parameters():
+            nn.init.zeros_(parameter)
     return nn.Sequential(*layers)
-
-
-def coordinate_count(model: nn.Module) -> int:
-    """The number of trainable scalars."""
-    return sum(math.prod(p.shape) for p in model.parameters() if p.requires_grad)
 
 
 def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any], torch.Tensor]:
@@ -107,19 +89,13 @@ def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any],
     Formal guarantees:
         That a class exists can be one example's doing, so the set of classes has to be public.
     """
-    try:
-        classes = np.unique(y if declared is None else np.asarray(declared))
-        known = np.isin(y, classes)
-    except TypeError as error:
-        raise DataError(
-            f"classes: labels of mixed types cannot be ordered ({error}); use one type"
-        ) from error
+    classes = np.unique(y if declared is None else np.asarray(declared))
     if len(classes) < 2:
         got = "y" if declared is None else "classes"
         raise DataError(
             f"{got} has {len(classes)} class, expected at least 2; declare them with classes=[...]"
         )
-    if not known.all():
+    if not np.isin(y, classes).all():
         raise DataError(
             f"y has a label that is not among the declared classes {classes.tolist()} (which one is private, and not "
             "said here); declare every class there can be, or drop the rows of others"
@@ -164,22 +140,19 @@ def class_weights(choice: Any, classes: npt.NDArray[Any]) -> torch.Tensor | None
 
 def widths_of(hidden: Any) -> tuple[int, ...]:
     """The widths of the hidden layers: one number, several, or none for a linear model."""
-    given = hidden.tolist() if isinstance(hidden, np.ndarray) else hidden
-    widths = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(isinstance(width, (int, np.integer)) and width > 0 for width in widths):
+    widths = np.atleast_1d(np.asarray(hidden)).tolist()
+    if not all(isinstance(width, int) and width > 0 for width in widths):
         raise SparseDPError(
             f"hidden_layer_sizes: got {hidden!r}, expected whole numbers > 0, or () for a linear model"
         )
-    return tuple(int(width) for width in widths)
+    return tuple(widths)
 
 
 def seed_of(random_state: Any) -> int | None:
     """None, the number given, or one drawn from a RandomState."""
-    if random_state is None:
-        return None
-    if isinstance(random_state, numbers.Integral):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(np.iinfo(np.int32).max))
+    return None if random_state is None else int(random_state)
 
 
 def names_somebody(name: str) -> bool:
@@ -198,7 +171,6 @@ def held_out_by_hash(ids: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool
     Public and the same for ever: nobody's place depends on anybody else, and all examples of a unit are on one side.
     """
     texts, places = np.unique(np.array([str(one) for one in ids.tolist()]), return_inverse=True)
-    parts = [
-        int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 for text in texts.tolist()
-    ]
-    return (np.array(parts) < share)[places]
+    digests = [hashlib.sha256(text.encode()).digest()[:8] for text in texts.tolist()]
+    parts = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
+    return (parts < share)[places]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -105,7 +102,7 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """The L2 norm that an example's features typically have, guessed from the descriptions alone."""
         number = 0.25 + (2 / 3 if self.knots else 0.0)
         sizes = {"number": number, "count": number, "category": 1.0, "code": 1.0}
-        return math.sqrt(sum(sizes[column.kind] for column in self._kept()))
+        return float(np.sqrt(sum(sizes[column.kind] for column in self._kept())))
 
     def feature_count(self) -> int:
         """How many features most examples use: those for missing and undeclared values are not counted."""
@@ -117,10 +114,9 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         found = [
             Column.described(name, self.columns[name], self.knots) for name in names if name in self.columns
         ]
-        units = [column.name for column in found if column.kind == "unit"]
-        if len(units) > 1:
+        if sum(column.kind == "unit" for column in found) > 1:
             raise DataError(
-                f"columns: got {units} as units, expected at most one column that says who is protected"
+                'columns: got several "unit", expected at most one column that says who is protected'
             )
         return found
 
@@ -164,25 +160,6 @@ def column_names(X: Any) -> Sequence[Any]:
     if len(shape) != 2:
         raise DataError(f"X: got shape {shape}, expected a table: a frame, or an array of rows and columns")
     return range(shape[1])
-
-
-def read_columns(path: Path | str) -> dict[str, Rule]:
-    """The descriptions in a file `columns.toml`: a table [columns] of rules, as `PublicEncoder` takes them.
-
-    Raises:
-        DataError: there is no such file, or it holds none.
-    """
-    try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("columns")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DataError(
-            f"{path}: {error}; expected a TOML file with a table [columns], as `sparsedp columns` drafts it"
-        ) from error
-    if not isinstance(found, dict) or not found:
-        raise DataError(f"{path}: expected a table [columns] with a description of every column: {RULES}")
-    for name, rule in found.items():
-        Column.described(name, rule)
-    return found
 
 
 def refuse_what_is_no_number(X: Any) -> None:
@@ -252,23 +229,20 @@ def _values(X: Any, name: Any) -> npt.NDArray[Any]:
 
 def what_is_no_number(values: npt.NDArray[Any]) -> str | None:
     """What a column holds that is no finite number, if anything."""
-    if values.dtype.kind in "Mm" or any(
-        isinstance(v, (datetime.date, datetime.timedelta)) for v in _objects(values)
+    kinds = {type(value) for value in values} if values.dtype == object else {values.dtype.type}
+    if any(
+        issubclass(one, (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)) for one in kinds
     ):
         return "dates or times"
-    if values.dtype.kind in "SU" or any(isinstance(value, (str, bytes)) for value in _objects(values)):
+    if any(issubclass(one, (str, bytes)) for one in kinds):
         return "text"
-    if any(value is None for value in _objects(values)):
+    if type(None) in kinds:
         return "missing values (None or NaN)"
-    if any(isinstance(value, float) and math.isinf(value) for value in _objects(values)):
-        return "infinite values (inf)"
+    if values.dtype == object:
+        values = np.array([value for value in values if isinstance(value, float)], dtype=np.float64)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return "missing values (NaN)" if np.isnan(values).any() else "infinite values (inf)"
     return None
-
-
-def _objects(values: npt.NDArray[Any]) -> Iterable[Any]:
-    return values if values.dtype == object else ()
 
 
 def _no_number(name: Any, what: str) -> DataError:

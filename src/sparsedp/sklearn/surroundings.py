@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -35,42 +34,18 @@ INSTEAD = (
     "privately"
 )
 
-
-@contextmanager
-def as_it_was_if_it_fails(estimator: BaseEstimator) -> Iterator[None]:
-    """An earlier fit stays whole: no new classes or columns beside its model."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise
-
-
-_EXACT_STATISTICS: Mapping[type, str] = MappingProxyType(
-    {
-        StandardScaler: "means and deviations",
-        MinMaxScaler: "smallest and largest values",
-        MaxAbsScaler: "largest magnitudes",
-        RobustScaler: "medians and quartiles",
-        QuantileTransformer: "quantiles",
-        PowerTransformer: "fitted exponents, means and deviations",
-        KBinsDiscretizer: "bin edges",
-    }
+_SCALERS = (
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
 )
-
-_REPEATED_FITS: Mapping[str, str] = MappingProxyType(
-    {
-        "sklearn.model_selection": "a search or cross-validation",
-        "sklearn.calibration": "a calibration",
-        "sklearn.ensemble": "an ensemble",
-        "sklearn.multiclass": "a one-against-rest scheme",
-        "sklearn.multioutput": "a scheme with a fit for each output",
-        "sklearn.semi_supervised": "a semi-supervised scheme",
-        "sklearn.feature_selection": "a feature selection",
-    }
-)
+_REPEATED_FITS = ("calibration", "ensemble", "feature_selection", "model_selection", "multiclass", "multioutput",
+                  "semi_supervised")  # fmt: skip
+"""Packages of scikit-learn that fit clones of an estimator."""
 
 
 def _declared(step: Any) -> bool:
@@ -103,38 +78,32 @@ def check_callers(estimator: Any) -> None:
     place that says so in every backend of joblib. What happens outside the call, such as a scaler fitted by hand the
     line before, it cannot see.
     """
-    modules: list[str] = []
-    for frame in _callers():
-        module = str(frame.f_globals.get("__name__", ""))
-        modules.append(module)
-        if module == "sklearn.pipeline" and isinstance(frame.f_locals.get("self"), Pipeline):
-            for _, step in frame.f_locals["self"].steps[:-1]:
-                _check_step(step)
-    for package, what in _REPEATED_FITS.items():
-        if not any(module == package or module.startswith(f"{package}.") for module in modules):
+    for step in steps_before():
+        for learned in _learned_steps(step):
+            _refuse_or_warn(learned)
+    around = {".".join(_module(frame).split(".")[:2]) for frame in _callers()}
+    for package in (f"sklearn.{name}" for name in _REPEATED_FITS):
+        if package not in around:
             continue
         if estimator.budget is not None:
             raise PrivacyError(
-                f"budget: {what} ({package}) fits clones of this estimator, and what it chooses by (the scores of "
+                f"budget: {package} fits clones of this estimator, and what it chooses by (the scores of "
                 "folds) is computed from the data without noise, which no budget covers. Tune on public or synthetic "
                 "data; or fit each candidate once, with a share of the budget, on one part of the units and compare "
                 "them on another part, whose accuracy is then outside the guarantee"
             )
         warn(
-            f"{type(estimator).__name__} is being fitted by {what} ({package}). Each fit on the same data spends its "
+            f"{type(estimator).__name__} is being fitted by {package}. Each fit on the same data spends its "
             "epsilon again: n fits cost up to n times epsilon together, and a choice made by looking at them is "
             "part of the cost. epsilon_ counts one fit. Tune on public or synthetic data, or plan for the sum",
             PrivacyWarning,
         )
 
 
-def in_a_pipeline_behind_a_step() -> bool:
-    """Whether a pipeline around this fit transforms the features first."""
-    return any(
-        isinstance(frame.f_locals.get("self"), Pipeline) and len(frame.f_locals["self"].steps) > 1
-        for frame in _callers()
-        if frame.f_globals.get("__name__") == "sklearn.pipeline"
-    )
+def steps_before() -> list[Any]:
+    """The steps of pipelines around this fit that transform the features first."""
+    pipelines = [frame.f_locals.get("self") for frame in _callers() if _module(frame) == "sklearn.pipeline"]
+    return [step for one in pipelines if isinstance(one, Pipeline) for _, step in one.steps[:-1]]
 
 
 def _callers() -> Iterator[FrameType]:
@@ -144,24 +113,24 @@ def _callers() -> Iterator[FrameType]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _check_step(step: Any) -> None:
-    for learned in _learned_steps(step):
-        name = type(learned).__name__
-        statistics = next(
-            (what for kind, what in _EXACT_STATISTICS.items() if isinstance(learned, kind)), None
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _refuse_or_warn(learned: Any) -> None:
+    name = type(learned).__name__
+    if isinstance(learned, _SCALERS):
+        raise PrivacyError(
+            f"the pipeline scales with {name}, which computes statistics exactly from the training data; they "
+            f"are released with the pipeline, without any noise, and epsilon does not cover them. {INSTEAD}. One "
+            f"fitted on public data may stay, as FrozenEstimator({name}().fit(public))"
         )
-        if statistics is not None:
-            raise PrivacyError(
-                f"the pipeline scales with {name}, which computes {statistics} exactly from the training data; they "
-                f"are released with the pipeline, without any noise, and epsilon does not cover them. {INSTEAD}. One "
-                f"fitted on public data may stay, as FrozenEstimator({name}().fit(public))"
-            )
-        warn(
-            f"the pipeline step {name} is fitted on the training data before the estimator sees it; what it "
-            "learns is not private, and epsilon does not cover it. Use steps with fixed rules, or fit it on public "
-            "data and wrap it in sklearn.frozen.FrozenEstimator",
-            PrivacyWarning,
-        )
+    warn(
+        f"the pipeline step {name} is fitted on the training data before the estimator sees it; what it "
+        "learns is not private, and epsilon does not cover it. Use steps with fixed rules, or fit it on public "
+        "data and wrap it in sklearn.frozen.FrozenEstimator",
+        PrivacyWarning,
+    )
 
 
 def _learned_steps(step: Any) -> Iterator[Any]:
@@ -183,7 +152,7 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Warn where the estimator was called."""
     depth = 1
     for frame in _callers():
-        if not str(frame.f_globals.get("__name__", "")).startswith("sparsedp."):
+        if not _module(frame).startswith("sparsedp."):
             break
         depth += 1
     warnings.warn(message, kind, stacklevel=depth)
