@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import sparsedp
-from sparsedp import PrivateNormalisation
+from sparsedp import DataConfig, PrivateNormalisation
 from sparsedp.auditing import AuditResult, mechanism, sampling
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
@@ -230,10 +230,12 @@ def test_the_claim_of_a_step_with_little_noise_is_the_accountants():
 
 
 @pytest.mark.usefixtures("quickest")
-@pytest.mark.parametrize("method", [None, "auto"])
-def test_audit_without_a_method_attacks_the_plan_of_fit(method):
-    result = audited(nn.Linear(WIDTH, 2), data(200), method=method, epochs=1, batch_size=20, steps=2)
-    assert (result.method, result.unit) == ("dp-sgd", "row")
+def test_audit_without_a_method_attacks_the_plan_of_fit_on_data_in_any_form():
+    forms = {"auto": data(200).tensors, None: DataLoader(data(200), batch_size=20, shuffle=True)}
+    for method, given in forms.items():
+        size = 20 if method else None
+        result = audited(nn.Linear(WIDTH, 2), given, method=method, epochs=1, batch_size=size, steps=2)
+        assert (result.method, result.unit, result.planned_steps) == ("dp-sgd", "row", 10)
 
 
 @pytest.mark.usefixtures("quick")
@@ -293,13 +295,17 @@ def test_a_collate_that_mixes_rows_is_found():
         inputs, labels = default_collate(items)
         return inputs - inputs.mean(0), labels
 
-    assert MOVED in problems(audited(collate_fn=centred, steps=4))
+    assert MOVED in problems(audited(data=DataConfig(collate_fn=centred), steps=4))
 
 
 @pytest.mark.usefixtures("quick")
 def test_units_with_several_rows_pass_and_are_left_out_whole():
     result = audited(
-        dataset=data(600), unit_ids=[i // 3 for i in range(600)], rows_per_unit=2, batch_size=20, steps=4
+        dataset=data(600),
+        unit_ids=[i // 3 for i in range(600)],
+        data=DataConfig(rows_per_unit=2),
+        batch_size=20,
+        steps=4,
     )
     assert result.passed, problems(result)
 

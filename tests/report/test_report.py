@@ -11,30 +11,27 @@ from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import a_run, data, train
+from torch import nn
 
 import sparsedp
-from runs import by_method, fix_releases
-from sparsedp import (
-    DataError,
-    PrivacyError,
-    RunMetadata,
-    SparseDPError,
-    StepReport,
-    write_report,
-)
+from runs import FEATURES, ROWS, SETUPS, by_method, finished, fix_releases, loss_fn, rows
+from sparsedp import DataError, PrivacyError, RunMetadata, SparseDPError, StepReport, write_report
 from sparsedp._files import readable_json
-from sparsedp.methods import EverySteps, get_method, list_methods
+from sparsedp.loading import DataConfig
+from sparsedp.methods import EverySteps, build_plan, list_methods
 from sparsedp.privacy import ledger
 from sparsedp.randomness import PublicRandomness
 from sparsedp.report import energy_share, noise_segments, primary_metric
 from sparsedp.report.svg import line_chart, round_axis
 
-NEVER_CLOSED = {"meta", "br", "rect", "line", "polyline"}
+NEVER_CLOSED = {"meta", "br"}
+ABOUT = RunMetadata(dataset="blobs", model="perceptron")
 numbers = st.floats(-1e9, 1e9, allow_nan=False, width=64)
 
 
@@ -78,6 +75,12 @@ class Outline(HTMLParser):
         return " ".join(" ".join(self.words).split()).replace("\u00a0", " ")
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one finished run."""
+    return finished(out=tmp_path_factory.mktemp("single") / "run", metadata=ABOUT).out
+
+
 @pytest.fixture
 def run(single: Path, tmp_path: Path) -> Path:
     """A copy of a finished run, to damage."""
@@ -117,7 +120,7 @@ def test_page_says_what_was_promised_and_spent_and_the_guarantee_comes_first(run
     record = json.loads((run / "record.json").read_text())
     head = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])["hash"]
     said = (
-        "At most (8, 0.001)-differential privacy for adding or removing one row of 80",
+        "At most (8, 0.001)-differential privacy for adding or removing one row of 60",
         "reproducible, not for release",
         "The unit is a row, not a person or patient",
         "Held-out data is outside the guarantee",
@@ -138,7 +141,7 @@ def test_page_says_what_was_promised_and_spent_and_the_guarantee_comes_first(run
 def test_page_shows_names_given_by_a_user_as_text(tmp_path):
     evil = "<script>alert('x')</script>&\"'"
     about = RunMetadata(dataset=evil, model=evil, variant=evil)
-    text = write_report(a_run(tmp_path / "run", "tp-rand", seed=0, metadata=about)).read_text()
+    text = write_report(finished("tp-rand", out=tmp_path / "run", metadata=about).out).read_text()
     assert "<script" not in text
     assert "&lt;script&gt;alert" in text
 
@@ -178,22 +181,18 @@ def test_report_of_a_run_whose_files_do_not_agree_says_so_in_red_on_top(run):
 def test_report_without_a_run_or_a_place_to_write_to_is_a_clear_error(single, tmp_path):
     with pytest.raises(DataError, match="no run"):
         write_report(tmp_path)
-    for name in ("one", "two"):
-        shutil.copytree(single, tmp_path / name)
-    with pytest.raises(SparseDPError, match="holds 2 runs, such as one"):
-        write_report(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(SparseDPError, match="cannot write"):
         write_report(single, tmp_path / "file" / "report.html")
 
 
 def test_result_writes_the_report_of_its_directory_and_needs_one(tmp_path):
-    result = train("tp-coherent", run_dir=tmp_path / "run")
+    result = finished("tp-coherent", seed=None, out=tmp_path / "run")
     assert result.report() == tmp_path / "run" / "report.html"
     assert result.report(tmp_path / "copy.html").read_bytes() == result.report().read_bytes()
     assert "noise from the operating system" in result.report().read_text()
     with pytest.raises(SparseDPError, match="kept no directory"):
-        train("tp-topk").report()
+        finished().report()
 
 
 @pytest.mark.parametrize("epochs", [2, 0])
@@ -202,53 +201,79 @@ def test_report_of_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path, epoch
         if epochs == 0 or (isinstance(event, sparsedp.EpochMetrics) and event.epoch == epochs):
             raise KeyboardInterrupt
 
+    how = {
+        "epsilon": 8.0,
+        "delta": 1e-3,
+        "epochs": 4,
+        "batch_size": 20,
+        "accountant": "rdp",
+        "progress": False,
+    }
     with pytest.raises(KeyboardInterrupt):
-        train("tp-topk", run_dir=tmp_path / "run", seed=0, callbacks=[stop])
+        sparsedp.fit(
+            nn.Linear(FEATURES, 3),
+            rows(1),
+            loss_fn,
+            run_dir=tmp_path / "run",
+            seed=0,
+            callbacks=[stop],
+            **how,
+        )
     text = text_of(tmp_path / "run")
     assert "stopped before its plan was done" in text
     assert "At most (8, 0.001)" in text
     assert "is not private" not in text
-    assert text.count("No epoch of this run is done yet") == (2 if epochs == 0 else 0)
+    assert ("No epoch of this run is done yet" in text) == (epochs == 0)
 
 
-def test_report_leads_with_auc_and_shows_the_majority_class_where_classes_are_counted(tmp_path):
-    about = RunMetadata(dataset="blobs", model="perceptron", schema={"held_out_counts": [20, 40]})
-    folder = a_run(tmp_path / "run", "tp-topk", classes=2, seed=0, metadata=about)
-    record = json.loads((folder / "record.json").read_text())
-    text = text_of(folder)
-    assert f"held-out AUC {record['metrics']['auc']:.4g}" in text
-    assert "majority class 0.5; outside the guarantee" in text
+@pytest.mark.parametrize(("metric", "beside"), [("auc", "chance 0.5"), ("accuracy", "majority class 66.7 %")])
+def test_report_leads_with_a_metric_beside_what_needs_no_skill(tmp_path, metric, beside):
+    about = RunMetadata(schema={"held_out_counts": [20, 40]})
+    evaluate = lambda model: {metric: 0.75, "loss": 1.0}  # noqa: E731
+    text = text_of(finished(out=tmp_path / "run", metadata=about, evaluate=evaluate).out)
+    assert f"{beside}; outside the guarantee" in text
     assert primary_metric({"loss": 1.0, "accuracy": 0.5}) == "accuracy"
     assert primary_metric({"b": 1.0, "a": 2.0}) == "a"
     assert primary_metric({"a": None}) is None
 
 
+def test_report_shows_a_private_training_loss_as_a_line_of_its_own(tmp_path):
+    result = finished(**SETUPS["private-loss"](), out=tmp_path / "run")
+    outline = Outline(result.report().read_text())
+    last = result.history[-1]
+    assert [figure["circle"] for figure in outline.figures] == [5, 5, 6]
+    assert f"training loss by epoch, ending at {last.training_loss:.3g}" in outline.labels[1]
+    assert f"{last.training_loss:.4g} {last.training_loss_noise:.3g}" in outline.text
+
+
 def test_report_calls_rows_as_the_unit_a_warning_and_people_not(run, tmp_path):
-    assert (
-        '<span class="badge warn">protects each row, not whoever has several</span>'
-        in write_report(run).read_text()
-    )
-    units = a_run(
-        tmp_path / "patients", "dp-sgd", seed=0, unit_ids=[i // 2 for i in range(80)], unit_name="patient"
-    )
-    page = write_report(units).read_text()
+    rows_are_units = '<span class="badge warn">protects each row, not whoever has several</span>'
+    assert rows_are_units in write_report(run).read_text()
+    plan = build_plan(
+        "dp-sgd", units=30, unit_name="patient", batch_size=10, epochs=1, epsilon=8.0, delta=1e-3, accountant="rdp"
+    )  # fmt: skip
+    units = DataConfig(unit_ids=torch.arange(ROWS) // 2)
+    page = write_report(finished("dp-sgd", plan=plan, data=units, out=tmp_path / "patients").out).read_text()
     assert '<span class="badge plain">protects each patient</span>' in page
     assert "protects each row" not in page
 
 
-EVERY_STEP = get_method("on-rand", clock=EverySteps(1))
+EVERY_STEP = {"clock": EverySteps(1)}
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "ranked", EVERY_STEP])
-def test_noise_segments_add_up_to_the_noise_every_release_carried(method, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("dp-sgd", {}), ("tp-topk", {}), ("on-rand", {}), ("ranked", {}), ("on-rand", EVERY_STEP)],
+)
+def test_noise_segments_add_up_to_the_noise_every_release_carried(method, options, tmp_path):
     released: list[float] = []
 
     def watch(event: object) -> None:
         if isinstance(event, StepReport):
             released.append(float(event.released.noise_scale.square().sum()))
 
-    epochs = 25 if method is EVERY_STEP else 4
-    result = train(method, seed=0, callbacks=[watch], epochs=epochs, run_dir=tmp_path / "run")
+    epochs = 25 if options else 4
+    result = finished(method, options=options, callbacks=[watch], epochs=epochs, out=tmp_path / "run")
     parts = noise_segments(result.plan, result.supports, result.d, result.plan.total_steps)
     assert [part.energy for part in parts for _ in range(part.steps)] == pytest.approx(released, rel=1e-9)
     share = energy_share(parts, result.d)
@@ -256,7 +281,7 @@ def test_noise_segments_add_up_to_the_noise_every_release_carried(method, tmp_pa
     assert share == pytest.approx(sum(released) / dense)
     assert (share == pytest.approx(1.0)) == (method == "dp-sgd")
     assert result.report().stat().st_size < 200_000
-    assert ("more, in record.json" in result.report().read_text()) == (method is EVERY_STEP)
+    assert ("more, in record.json" in result.report().read_text()) == bool(options)
 
 
 @given(numbers, numbers, st.booleans())
@@ -275,8 +300,8 @@ def test_round_axis_covers_its_values_with_few_rising_ticks(one, other, whole):
 @given(st.lists(numbers, min_size=1, max_size=60))
 def test_line_chart_draws_every_point_inside_its_picture_and_labels_it(values):
     x = round_axis("epoch", (0, len(values)), whole=True)
-    y = round_axis("<metric>", values)
-    svg = line_chart(x, y, "<a>", list(enumerate(values)), "what it shows", levels=((values[0], "<b>"),))
+    y = round_axis("<a>", values)
+    svg = line_chart(x, y, list(enumerate(values)), "what it shows", level=("<b>", values[0]))
     circles = [part for part in svg.split("<circle")[1:]]
     assert len(circles) == len(values)
     for circle in circles:
@@ -289,20 +314,15 @@ def test_line_chart_draws_every_point_inside_its_picture_and_labels_it(values):
     assert "-0" not in svg.split("<title>")[0].replace("-0.", "")
 
 
-class _NoClock:
-    @staticmethod
-    def now(zone):
-        return datetime(2025, 1, 1, tzinfo=UTC)
-
-
 @pytest.mark.parametrize("method", by_method(method.name for method in list_methods()))
 def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_path, monkeypatch):
-    """Design section 2, lock 4: with the mechanism's output fixed, two data sets give the same page."""
+    """With the mechanism's output fixed, two data sets give the same page."""
     fix_releases(monkeypatch)
-    monkeypatch.setattr(ledger, "datetime", _NoClock)
+    clock = SimpleNamespace(now=lambda zone: datetime(2025, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(ledger, "datetime", clock)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     pages = [
-        write_report(a_run(tmp_path / name / "run", method, dataset=data(seed), epochs=3)).read_bytes()
+        write_report(finished(method, data_seed=seed, epochs=3, out=tmp_path / name / "run").out).read_bytes()
         for name, seed in (("one", 1), ("other", 11))
     ]
     assert pages[0] == pages[1]

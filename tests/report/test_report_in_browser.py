@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparsedp import write_report
+from runs import finished
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 DESK, PHONE = 1280, 390
 LEAST_CONTRAST = 4.5
 """WCAG AA for text of ordinary size."""
@@ -53,8 +69,29 @@ return found;
 
 
 @pytest.fixture(scope="module")
-def page(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(single, tmp_path_factory.mktemp("page") / "report.html")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Headless Chromium by its driver. Missing, it is a skip on a desk and a failure in CI."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        reason = "no Chromium with its chromedriver here (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(out=tmp_path_factory.mktemp("page") / "run").report()
 
 
 def look(browser: Any, page: Path, width: int, scheme: str) -> None:

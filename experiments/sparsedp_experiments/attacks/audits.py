@@ -62,9 +62,7 @@ def audit_settings(
         loss_of(model),
         plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
-        unit_ids=None if found.unit == "row" else bundle.train.units,
-        rows_per_unit=found.rows_per_unit,
-        max_physical_batch=found.max_physical_batch,
+        data=_loading(found, bundle),
         engine=found.engine,
         confidence=confidence,
         steps=steps,
@@ -85,17 +83,21 @@ def attack_settings(
         dataset=bundle.train,
         loss=per_sample_loss(loss_of(model)),
         plan=_spec(model, found, bundle).plan(),
-        loading=DataConfig(
-            unit_ids=None if found.unit == "row" else bundle.train.units,
-            rows_per_unit=found.rows_per_unit,
-            max_physical_batch=found.max_physical_batch,
-        ),
+        loading=_loading(found, bundle),
         engine=found.engine,
     )
     how = MembershipAttackConfig(
         records=records, trainings=trainings, optimizer=optimizer_of(found), lr=rate_of(found, bundle, model)
     )
     return attack_membership(subject, model, how, 1 - confidence)
+
+
+def _loading(found: Settings, bundle: DataBundle) -> DataConfig:
+    return DataConfig(
+        unit_ids=None if found.unit == "row" else bundle.train.units,
+        rows_per_unit=found.rows_per_unit,
+        max_physical_batch=found.max_physical_batch,
+    )
 
 
 def _spec(model: Any, found: Settings, bundle: DataBundle) -> PlanConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.auditing.canaries import AuditTarget
 from sparsedp.auditing.estimators import epsilon_clopper_pearson, epsilon_from_gdp, epsilon_one_run
@@ -17,7 +17,7 @@ from sparsedp.auditing.one_run import OneRunAudit, recompose, yardstick
 from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.auditing.sensitivity import SensitivityFinding, leave_one_out, sums_of
-from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
+from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
 from sparsedp.loading import DataConfig
@@ -29,7 +29,7 @@ from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.verify import Check
-from sparsedp.training.data import count_channels, count_units
+from sparsedp.training.data import count_channels, count_units, given_data, loading_of
 from sparsedp.training.normalization import Normalised, check_normalisation
 from sparsedp.training.planning import spec_for
 
@@ -40,15 +40,13 @@ UNITS_LEFT_OUT = 6
 
 def audit(
     model: nn.Module,
-    train_dataset: Dataset[Any],
+    train_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
     criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     plan: Plan | None = None,
     *,
     method: str | Method | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
-    rows_per_unit: int = 1,
-    max_physical_batch: int | None = None,
-    collate_fn: Callable[[list[Any]], Batch] | None = None,
+    data: DataConfig = DataConfig(),  # noqa: B008
     engine: str = "bookkeeping",
     confidence: float = 0.95,
     steps: int = STEPS,
@@ -62,14 +60,12 @@ def audit(
 
     Args:
         model: as it would be trained; it is not moved, and the checks that `fit` makes first are left out.
-        train_dataset: the data that would be protected.
+        train_dataset: the data that would be protected, as for `fit`.
         criterion: as for `fit`.
         plan: the claim, from `build_plan` or of a run; if not given, made of `method` and `asked` as `fit` does.
         method: as for `fit`; not with a plan, which has its own.
         unit_ids: the unit each row belongs to.
-        rows_per_unit: rows drawn of a sampled unit.
-        max_physical_batch: most rows loaded at once.
-        collate_fn: makes a batch of items of the data set.
+        data: how rows are loaded, as for `fit`.
         engine: "bookkeeping", or "reference".
         confidence: chance that an honest mechanism raises no alarm; 0.95 by default, `1 - 1e-6` for a gate.
         steps: run at most so many steps of the plan with canaries.
@@ -92,37 +88,35 @@ def audit(
         raise SparseDPError(f"steps: got {steps}, expected at least 2")
     check_asked(asked, "audit")
     told = {"method": method, **asked}
-    given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    if sum((run is not None, plan is not None, bool(given))) > 1:
+    settings: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    if sum((run is not None, plan is not None, bool(settings))) > 1:
         raise SparseDPError(
-            f"audit: got run={run}, a plan: {plan is not None}, and the settings {sorted(given)}; a run has its plan "
-            "and a plan its settings, so keep one of the three and drop the others"
+            f"audit: got run={run}, a plan: {plan is not None}, and the settings {sorted(settings)}; a run has its "
+            "plan and a plan its settings, so keep one of the three and drop the others"
         )
-    units, head = count_units(train_dataset, unit_ids), None
+    given = given_data(train_dataset, "train_dataset")
+    loading = loading_of(data, given, unit_ids)
+    units, head = count_units(given.dataset, loading.unit_ids), None
     if run is not None:
         opened = Run.open(run)
         plan, head, model = opened.plan, opened.ledger.head, copy.deepcopy(model)
         load_weights(run, model)
     elif plan is None:
-        unit_name = "row" if unit_ids is None else "unit"
-        plan = spec_for(model, **{"method": AUTO_METHOD, **given}, units=units, unit_name=unit_name).plan()
+        unit_name = "row" if loading.unit_ids is None else "unit"
+        chosen = {"method": AUTO_METHOD, "batch_size": given.batch_size, **settings}
+        plan = spec_for(model, **chosen, units=units, unit_name=unit_name).plan()
     plan.check_calibrated()
     if plan.preliminary(NORMALISE) is not None and not isinstance(model, Normalised):
-        model = Normalised(model, count_channels(train_dataset, collate_fn))
+        model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
     check_normalisation(plan, model)
     if units != plan.units:
         raise SparseDPError(f"audit: the data set has {units} units, the plan is for {plan.units}")
     subject = AuditTarget(
         model=model,
-        dataset=train_dataset,
+        dataset=given.dataset,
         loss=per_sample_loss(criterion),
         plan=plan,
-        loading=DataConfig(
-            unit_ids=unit_ids,
-            rows_per_unit=rows_per_unit,
-            max_physical_batch=max_physical_batch,
-            collate_fn=collate_fn,
-        ),
+        loading=loading,
         engine=engine,
     )
     return _attack(subject, confidence=confidence, steps=steps, progress=progress, run=head)

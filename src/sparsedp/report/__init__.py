@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib.resources import files
 from itertools import groupby
 from math import ceil, exp, floor
@@ -21,7 +21,7 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.report.svg import line_chart, round_axis
 from sparsedp.results import Result
-from sparsedp.runs.directory import RECORD, REPORT
+from sparsedp.runs.directory import REPORT
 from sparsedp.runs.record import SupportSpan
 from sparsedp.runs.run import Run
 from sparsedp.runs.verify import UNCHECKED, Verification, verify
@@ -67,12 +67,6 @@ def write_report(source: Path | str | Result, out: Path | str | None = None) -> 
         raise SparseDPError(
             "report: this run kept no directory to report on; give fit a directory for the run"
         )
-    if not (folder / RECORD).is_file():
-        below = sorted(path.parent.name for path in folder.glob(f"*/{RECORD}"))
-        if below:
-            raise SparseDPError(
-                f"report: {folder} holds {len(below)} runs, such as {below[0]}; give the directory of one"
-            )
     run = Run.open(folder)
     run.check_ledger()
     content = _content(run, verify(folder, independent=False))
@@ -129,7 +123,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.globals["style"] = files("sparsedp.report").joinpath("report.css").read_text(encoding="utf-8")
-    found.globals |= {"count": count, "epsilon_text": epsilon_text, "rounded_up": rounded_up}
+    for function in (count, epsilon_text, metric_text, percent, rounded_up, significant):
+        found.globals[function.__name__] = function
     return found
 
 
@@ -153,13 +148,14 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "verification": found,
         "unchecked": UNCHECKED,
         "tiles": _tiles(run, energy_share(segments, run.layout.dimension)),
-        "phases": [_phase_row(plan, phase) for phase in plan.phases],
+        "support_of": _support_of,
+        "noise_of": partial(noise_on_mean, plan),
         "epsilons": epsilons(plan),
-        "charts": [_metric_chart(run), _epsilon_chart(run)],
+        "charts": _charts(run),
         "active": run.spans[-1].by_parameter if run.spans else {slot.name: slot.size for slot in run.layout},
         "features": _features(run),
-        "segments": _segment_rows(segments, run.layout.dimension),
-        "more_segments": max(0, len(segments) - MAX_SEGMENTS),
+        "segments": segments,
+        "most_segments": MAX_SEGMENTS,
         "audit": saved_audit(run.path, ledger.head),
         "settings": json.dumps({**settings, "plan": json.loads(plan.to_json())}, indent=2),
     }
@@ -172,8 +168,8 @@ def _tiles(run: Run, share: float | None) -> list[tuple[str, str, str]]:
     key = primary_metric(metrics)
     tiles = []
     if key is not None:
-        guess = _majority(run, key)
-        beside = "" if guess is None else f"majority class {metric_text(key, guess)}; "
+        guess = _no_skill(run, key)
+        beside = "" if guess is None else f"{guess[0]} {metric_text(key, guess[1])}; "
         tiles.append(
             (METRICS.get(key, key), metric_text(key, metrics[key]), f"{beside}outside the guarantee")
         )
@@ -200,103 +196,80 @@ def metric_text(key: str, value: float | None) -> str:
     return percent(value) if key in ("accuracy", "balanced_accuracy") else significant(value, 4)
 
 
-def _majority(run: Run, key: str) -> float | None:
-    """What always guessing the most frequent held-out class gives; None where the record counts no classes."""
+def _no_skill(run: Run, key: str) -> tuple[str, float] | None:
+    """What a model without skill reaches, and how; None where the record counts no classes."""
     counts = (run.record.get("schema") or {}).get("held_out_counts")
     if not counts or not sum(counts):
         return None
     return {
-        "accuracy": max(counts) / sum(counts),
-        "auc": 0.5,
-        "balanced_accuracy": 1 / sum(number > 0 for number in counts),
+        "accuracy": ("majority class", max(counts) / sum(counts)),
+        "auc": ("chance", 0.5),
+        "balanced_accuracy": ("chance", 1 / sum(number > 0 for number in counts)),
     }.get(key)
 
 
-def _phase_row(plan: Plan, phase: Phase) -> tuple[str, ...]:
+def _support_of(phase: Phase) -> str:
+    """A phase's support, in words."""
     rule = phase.support.plain()
     if not phase.trains:
-        support = "rows of tables" if phase.name == SELECT.name else "statistics of the inputs"
-    elif "schedule" in rule:
+        return "rows of tables" if phase.name == SELECT.name else "statistics of the inputs"
+    if "schedule" in rule:
         ranking = rule["rule"]["name"] if isinstance(rule["rule"], dict) else rule["rule"]
-        support = f"{ranking}, {rule['schedule'].get('name', '')} {rule.get('active_ratio', '')}".strip()
-    else:
-        names = " ".join(rule.get("scope", ()))
-        support = "all coordinates" if rule["rule"] == "full" else f"{rule['rule']} {names}".strip()
-    return (
-        phase.name,
-        support,
-        count(phase.steps),
-        significant(phase.sampling_rate, 4),
-        significant(plan.expected_batch_size(phase), 5),
-        significant(phase.clip_norm),
-        significant(phase.noise_multiplier, 4) if phase.noise_multiplier else NONE,
-        significant(noise_on_mean(plan, phase)),
+        return f"{ranking}, {rule['schedule'].get('name', '')} {rule.get('active_ratio', '')}".strip()
+    return "all coordinates" if rule["rule"] == "full" else " ".join((rule["rule"], *rule.get("scope", ())))
+
+
+def _charts(run: Run) -> list[Mapping[str, Any]]:
+    """The primary metric, the private training loss if there is one, and epsilon; epoch by epoch."""
+    plan, epochs = run.plan, run.epochs
+    if not epochs:
+        return []
+    charts, target = [], plan.target_epsilon
+    if (key := primary_metric(epochs[-1].metrics)) is not None:
+        charts.append(
+            _chart(
+                run,
+                METRICS.get(key, key),
+                [(float(e.epoch), value) for e in epochs if (value := e.metrics.get(key)) is not None],
+                "Measured on held-out data, which is outside the guarantee.",
+                lambda value: metric_text(key, value),
+                _no_skill(run, key),
+            )
+        )
+    losses = [(float(e.epoch), e.training_loss) for e in epochs if e.training_loss is not None]
+    if losses:
+        said = "The mean loss of each epoch's last batch, released with noise, so it is within the guarantee."
+        charts.append(_chart(run, "training loss", losses, said))
+    said = (
+        f"Of the plan's steps so far, for one {plan.unit}, at delta {significant(plan.delta or 0)}, by the "
+        f"{plan.accountant} accountant. The guarantee is the whole plan's, also of a run stopped early."
     )
+    level = None if target is None else (f"target {epsilon_text(target)}", target)
+    points = [(0.0, 0.0), *((float(e.epoch), e.epsilon) for e in epochs)]
+    return [*charts, _chart(run, "epsilon", points, said, epsilon_text, level)]
 
 
-def _metric_chart(run: Run) -> Mapping[str, Any]:
-    """The primary metric epoch by epoch."""
-    names = sorted({name for epoch in run.epochs for name in epoch.metrics})
-    key = primary_metric(run.epochs[-1].metrics) if run.epochs else None
-    if key is None:
-        said = "No epoch of this run is done yet." if not run.epochs else "This run was not evaluated."
-        return {"title": "Held-out metrics", "remark": said}
-    title = METRICS.get(key, key)
-    points = [(float(e.epoch), value) for e in run.epochs if (value := e.metrics.get(key)) is not None]
-    guess = _majority(run, key)
-    values = [y for _, y in points] + ([] if guess is None else [guess])
+def _chart(
+    run: Run,
+    title: str,
+    points: list[tuple[float, float]],
+    caption: str,
+    text: Callable[[float], str] = significant,
+    level: tuple[str, float] | None = None,
+) -> Mapping[str, Any]:
+    """A line by epoch, with the warm-up marked."""
+    first, last = run.plan.training[0], run.epochs[-1].epoch
+    warm_up = ("warm-up", first.steps / run.plan.steps_per_epoch) if first.name == WARM_UP.name else None
     svg = line_chart(
-        round_axis("epoch", (0, run.epochs[-1].epoch), whole=True),
-        round_axis(title, values, lambda value: metric_text(key, value)),
-        title,
+        round_axis("epoch", (0, last), whole=True),
+        round_axis(title, [y for _, y in points] + ([] if level is None else [level[1]]), text),
         points,
-        f"{title} by epoch, ending at {metric_text(key, points[-1][1])} after epoch {run.epochs[-1].epoch}.",
-        bands=_warm_up(run.plan),
-        levels=() if guess is None else ((guess, "majority class"),),
+        f"{title} by epoch, ending at {text(points[-1][1])} after epoch {last}.",
+        band=warm_up,
+        level=level,
     )
-    return {
-        "title": title[0].upper() + title[1:],
-        "svg": svg,
-        "caption": "Measured on held-out data, which is outside the guarantee.",
-        "head": ("epoch", *names),
-        "rows": [
-            (str(e.epoch), *(NONE if (v := e.metrics.get(n)) is None else significant(v, 4) for n in names))
-            for e in run.epochs
-        ],
-    }
-
-
-def _epsilon_chart(run: Run) -> Mapping[str, Any]:
-    """Epsilon of the plan's steps so far, under its target."""
-    plan, title = run.plan, "Privacy spent: epsilon"
-    points = [(float(e.epoch), e.epsilon) for e in run.epochs]
-    if not points:
-        return {"title": title, "remark": "No epoch of this run is done yet."}
-    target = plan.target_epsilon
-    last = epsilon_text(points[-1][1])
-    svg = line_chart(
-        round_axis("epoch", (0, run.epochs[-1].epoch), whole=True),
-        round_axis("epsilon", (0, 1.08 * max(target or 0.0, *(y for _, y in points)))),
-        "epsilon",
-        [(0.0, 0.0), *points],
-        f"Epsilon by epoch, rising to {last}; the target is {epsilon_text(target)}.",
-        bands=_warm_up(plan),
-        levels=() if target is None else ((target, f"target {epsilon_text(target)}"),),
-    )
-    return {
-        "title": title,
-        "svg": svg,
-        "caption": f"Epsilon of the plan's steps so far, for one {plan.unit}, at delta "
-        f"{significant(plan.delta or 0)}, by the {plan.accountant} accountant. The guarantee is the whole plan's, "
-        "also of a run stopped early.",
-        "head": ("epoch", "steps", "phase", "epsilon"),
-        "rows": [(str(e.epoch), count(e.step), e.phase, epsilon_text(e.epsilon)) for e in run.epochs],
-    }
-
-
-def _warm_up(plan: Plan) -> list[tuple[float, float, str]]:
-    first = plan.training[0]
-    return [(0.0, first.steps / plan.steps_per_epoch, "warm-up")] if first.name == WARM_UP.name else []
+    rows = [(f"{x:g}", text(y)) for x, y in points]
+    return {"title": title, "svg": svg, "caption": caption, "rows": rows}
 
 
 def _features(run: Run) -> str | None:
@@ -346,17 +319,3 @@ def energy_share(segments: Sequence[NoiseSegment], dimension: int) -> float | No
     """Noise energy as a share of what the same steps would add on all coordinates; None without noise."""
     dense = sum(part.steps * dimension * part.noise_std**2 for part in segments)
     return sum(part.steps * part.energy for part in segments) / dense if dense else None
-
-
-def _segment_rows(segments: Sequence[NoiseSegment], dimension: int) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"{part.first} to {part.first + part.steps - 1}",
-            part.phase,
-            count(part.active),
-            significant(part.noise_std),
-            significant(part.energy),
-            percent(part.active / dimension),
-        )
-        for part in segments[:MAX_SEGMENTS]
-    ]

@@ -53,23 +53,21 @@ def round_axis(
 def line_chart(
     x: Axis,
     y: Axis,
-    name: str,
     points: Sequence[Point],
     alt: str,
     *,
-    bands: Sequence[tuple[float, float, str]] = (),
-    levels: Sequence[tuple[float, str]] = (),
+    band: tuple[str, float] | None = None,
+    level: tuple[str, float] | None = None,
 ) -> Markup:
-    """Draw a line by its name and points.
+    """Draw a line through points.
 
     Args:
         x: the horizontal axis.
         y: the vertical axis.
-        name: what each point says of itself.
         points: places on the two axes.
         alt: what the chart shows, for those who do not see it.
-        bands: named parts of the horizontal axis, such as the warm-up: start, stop, name.
-        levels: named horizontal lines, such as the target: value, name.
+        band: where a first part of the horizontal axis ends, such as the warm-up, and its name.
+        level: a horizontal line with a name, such as the target.
     """
     left, floor = 16 + LETTER * max(len(y.text(tick)) for tick in y.ticks), HEIGHT - BOTTOM
     right = WIDTH - RIGHT
@@ -81,11 +79,11 @@ def line_chart(
         return y.place(value, floor, TOP)
 
     parts = []
-    for start, stop, band in bands:
-        begin, width = across(start), across(stop) - across(start)
-        parts.append(_tag("rect", "band", x=begin, y=TOP, width=width, height=floor - TOP))
-        if LETTER * len(band) + 8 <= width:
-            parts.append(_text(band, "note", begin + 1, TOP - 5))
+    if band is not None:
+        width = across(band[1]) - left
+        parts.append(_tag("rect", "band", x=left, y=TOP, width=width, height=floor - TOP))
+        if LETTER * len(band[0]) + 8 <= width:
+            parts.append(_text(band[0], "note", left + 1, TOP - 5))
     for tick in y.ticks:
         parts.append(_rule("grid", left, down(tick), right, down(tick)))
         parts.append(_text(y.text(tick), "tick end", left - 7, down(tick) + 4))
@@ -94,40 +92,33 @@ def line_chart(
         _text(x.text(tick), "tick middle", across(tick), floor + 18) for tick in _spaced(x, right - left)
     ]
     parts.append(_text(x.label, "axis middle", (left + right) / 2, HEIGHT - 6))
-    for value, level in levels:
-        parts.append(_rule("level", left, down(value), right, down(value)))
-        parts.append(_text(level, "note", left + 5, down(value) - 5))
-    places = [(_plain(across(a)), _plain(down(b))) for a, b in points]
+    if level is not None:
+        named, height = level[0], down(level[1])
+        parts.append(_rule("level", left, height, right, height))
+        room = height - TOP > 2 * LETTER
+        parts.append(_text(named, "note", left + 5, height - 5 if room else height + 2 * LETTER))
+    places = [(across(a), down(b)) for a, b in points]
     if len(places) > 1:
-        corners = " ".join(",".join(place) for place in places)
+        corners = " ".join(f"{_plain(a)},{_plain(b)}" for a, b in places)
         parts.append(Markup('<polyline class="stroke main" points="{}"/>').format(corners))
     radius = 3 if len(places) <= 40 else 1.6
-    for (a, b), place in zip(points, places, strict=True):
-        told = f"{name}: {y.text(b)} at {x.text(a)}"
-        parts.append(
-            Markup('<circle class="dot main" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
-                *place, radius, told
-            )
-        )
+    for (a, b), (across_a, down_b) in zip(points, places, strict=True):
+        told = Markup("<title>{}: {} at {}</title>").format(y.label, y.text(b), x.text(a))
+        parts.append(_tag("circle", "dot main", told, cx=across_a, cy=down_b, r=radius))
     return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">{}</svg>').format(
         WIDTH, HEIGHT, alt, Markup("").join(parts)
     )
 
 
-def _spaced(axis: Axis, room: float) -> list[float]:
-    """As many ticks as fit beside each other, those nearest to zero first."""
-    kept: list[Point] = []
-    for value in sorted(axis.ticks, key=abs):
-        half = LETTER * len(axis.text(value)) / 2 + 4
-        place = axis.place(value, 0, room)
-        if all(abs(place - axis.place(other, 0, room)) >= half + taken for other, taken in kept):
-            kept.append((value, half))
-    return sorted(value for value, _ in kept)
+def _spaced(axis: Axis, room: float) -> tuple[float, ...]:
+    """As many ticks as fit beside each other, evenly."""
+    width = LETTER * max(len(axis.text(value)) for value in axis.ticks) + 8
+    return axis.ticks[:: math.ceil(width * (len(axis.ticks) - 1) / room)]
 
 
-def _tag(name: str, style: str, **numbers: float) -> Markup:
+def _tag(name: str, style: str, content: str = "", **numbers: float) -> Markup:
     attributes = Markup("").join(Markup(' {}="{}"').format(key, _plain(one)) for key, one in numbers.items())
-    return Markup('<{} class="{}"{}/>').format(Markup(name), style, attributes)
+    return Markup('<{} class="{}"{}>{}</{}>').format(name, style, attributes, content, name)
 
 
 def _rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
@@ -135,7 +126,7 @@ def _rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
 
 
 def _text(text: str, style: str, x: float, y: float) -> Markup:
-    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(style, _plain(x), _plain(y), text)
+    return _tag("text", style, text, x=x, y=y)
 
 
 def _plain(value: float) -> str:
