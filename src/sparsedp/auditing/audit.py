@@ -31,7 +31,7 @@ from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.verify import Check
 from sparsedp.training.data import count_channels, count_units, given_data, loading_of
 from sparsedp.training.normalization import Normalised, check_normalisation
-from sparsedp.training.planning import spec_for
+from sparsedp.training.planning import RunConfig, plan_for
 
 STEPS = 200
 UNITS_LEFT_OUT = 6
@@ -102,9 +102,10 @@ def audit(
         plan, head, model = opened.plan, opened.ledger.head, copy.deepcopy(model)
         load_weights(run, model)
     elif plan is None:
-        unit_name = "row" if loading.unit_ids is None else "unit"
-        chosen = {"method": AUTO_METHOD, "batch_size": given.batch_size, **settings}
-        plan = spec_for(model, **chosen, units=units, unit_name=unit_name).plan()
+        settings = {"method": AUTO_METHOD, "batch_size": given.batch_size, **settings}
+        plan = plan_for(
+            model, given.dataset, loading=loading, run=RunConfig(), run_dir=None, resume=False, **settings
+        )
     plan.check_calibrated()
     if plan.preliminary(NORMALISE) is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
