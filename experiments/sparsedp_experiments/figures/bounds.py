@@ -23,7 +23,6 @@ from sparsedp_experiments.figures.study import Point, Study
 from sparsedp_experiments.figures.support import (
     LOSS,
     Releases,
-    held_out,
     open_trainer,
     ranked,
     scored,
@@ -41,6 +40,7 @@ from sparsedp_experiments.theory.criteria import (
 )
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
+    held_out,
     lopsidedness,
     lopsidedness_by_chance,
     mean_gradient,

@@ -39,12 +39,11 @@ from sparsedp_experiments.theory.criteria import (
     recovery_curve,
     split_of,
 )
-from sparsedp_experiments.theory.oracle import mean_gradient
+from sparsedp_experiments.theory.oracle import HELD_OUT, held_out, mean_gradient
 from sparsedp_experiments.theory.trajectory import FreezeCount, Snapshot, Snapshots, install
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 LOSS: LossFunction = from_criterion(CRITERION)
-_HELD_OUT = 7
 
 
 def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
@@ -104,28 +103,9 @@ def switch_of(trainer: Trainer) -> int:
     return plan.first_step(WARM_UP.name) + warm_up.steps
 
 
-def held_out(split: Split, units: int, size: int, seed: int) -> list[MicroBatch]:
-    """Random held-out units in micro-batches of `size`; a unit brings all its rows, and counts as their mean."""
-    public = PublicRandomness(seed)
-    if split.units is None:
-        chosen = public.permutation(len(split), (_HELD_OUT,))[:units]
-        return [MicroBatch(split.rows_at(part)) for part in torch.split(chosen, size)]
-    owner = torch.unique(split.units, return_inverse=True)[1]
-    order = public.permutation(int(owner.max()) + 1, (_HELD_OUT,))[:units]
-    by_owner = torch.argsort(owner, stable=True)
-    counts = torch.bincount(owner)
-    ends = counts.cumsum(0)
-    batches = []
-    for part in torch.split(order, size):
-        rows = torch.cat([by_owner[int(ends[u] - counts[u]) : int(ends[u])] for u in part])
-        numbers = torch.repeat_interleave(torch.arange(len(part)), counts[part])
-        batches.append(MicroBatch(split.rows_at(rows), numbers))
-    return batches
-
-
 def unit_gradients(engine: ClippedSumEngine, split: Split, units: int, seed: int) -> Tensor:
     """One un-noised gradient for each of some random held-out rows, `[units, d]`. Not private."""
-    rows = PublicRandomness(seed).permutation(len(split), (_HELD_OUT,))[:units]
+    rows = PublicRandomness(seed).permutation(len(split), (HELD_OUT,))[:units]
     singles = (MicroBatch(split.rows_at(row.reshape(1))) for row in rows)
     return torch.stack([mean_gradient(engine, [single]) for single in singles])
 

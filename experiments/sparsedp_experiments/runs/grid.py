@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import get_method
-from sparsedp_experiments.runs.settings import ABLATIONS, KINDS, Settings, checked
+from sparsedp_experiments.runs.settings import KINDS, Settings, checked
 
 Values = Mapping[str, Any]
 
@@ -395,43 +394,3 @@ def _contrast(value: Any, axes: Sequence[GridAxis]) -> Contrast:
             f"contrast: no {found.baseline!r} on an axis {found.axis!r} of the grid; it has {labels}"
         )
     return found
-
-
-def comparison(
-    name: str,
-    base: Mapping[str, Any],
-    methods: Sequence[str],
-    epsilons: Sequence[float],
-    seeds: int,
-    metric: str,
-) -> Experiment:
-    """The grid of a comparison. The dense method takes no active ratio, so it gets none.
-
-    Raises:
-        SparseDPError: an unknown method, one that is not private and so has no budget to match, or a budget that is
-            none.
-    """
-    for method in methods:
-        if method in ABLATIONS:
-            raise SparseDPError(
-                f"{method} is not private, so there is no privacy to match; use `sparsedp sweep`"
-            )
-    shared = {key: value for key, value in base.items() if key != "active_ratio"}
-    ratio = base.get("active_ratio")
-    sparse = [method for method in methods if get_method(method).ranking is not None]
-    override = (
-        [{"where": {"method": sparse}, "set": {"active_ratio": ratio}}]
-        if ratio is not None and sparse
-        else []
-    )
-    return parse_experiment(
-        {
-            "title": f"{base['dataset']}: methods at matched privacy",
-            "seeds": seeds,
-            "metric": metric,
-            "base": shared,
-            "grid": {"epsilon": list(epsilons), "method": list(methods)},
-            "override": override,
-        },
-        name,
-    )

@@ -36,12 +36,12 @@ _TICK_SECONDS = 0.25
 _INTERRUPT = {signal.SIGINT}
 
 
-def begin(folder: Path, threads: int) -> None:
+def begin(folder: Path) -> None:
     """What a worker does first. It takes interrupts only while it trains; what it writes goes to a file."""
     os.setpgrp()
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     keep_freed_memory()
     log = os.open(folder / f"worker-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
@@ -108,8 +108,7 @@ class Workplace:
     results: Results
     runs: Path
     keep_runs: bool
-    workers: int  # processes at a time
-    threads: int = 1  # of each of them
+    workers: int  # processes at a time, of one thread each
 
     def folder(self, run: GridRun) -> Path:
         return self.runs / run.name
@@ -135,8 +134,8 @@ class Status:
         return self.total - len(self.records) - len(self.failures)
 
 
-Watch = Callable[[Status, int | None], None]
-"""Called several times a second, and with a run's place when that run is done or has failed."""
+Watch = Callable[[Status], None]
+"""Called several times a second, and when a run is done or has failed."""
 Job = tuple[Any, ...]
 """A function and its arguments."""
 
@@ -157,7 +156,7 @@ class Pool:
             self._place.workers,
             multiprocessing.get_context("spawn"),
             begin,
-            (self._place.runs, self._place.threads),
+            (self._place.runs,),
         )
 
     def outcomes(self, jobs: dict[int, Job], tell: Callable[[tuple[int, ...]], None]) -> Iterator[Any]:
@@ -225,7 +224,7 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
 
         def tell(at_work: tuple[int, ...]) -> None:
             status.at_work = at_work
-            watch(status, None)
+            watch(status)
 
         try:
             left = {n: run.settings.to_json() for n, run in enumerate(runs) if n not in status.records}
@@ -242,7 +241,7 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
                     status.warnings.update(outcome.warnings)
                 else:
                     status.failures[number] = _reason(outcome)
-                watch(status, number)
+                watch(status)
         finally:
             pool.close()
     return status

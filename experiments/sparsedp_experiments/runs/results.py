@@ -13,7 +13,7 @@ import math
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -231,9 +231,6 @@ def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]
     return estimate([values[seed] - baseline[seed] for seed in common]) if common else None
 
 
-UNRESOLVED = "not resolved"
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One cell.
@@ -254,27 +251,10 @@ class Row:
     epsilon: float | None
     active_ratio: float
 
-    def to_json(self, metric: str) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "cell": dict(self.cell),
-            "difference": {**asdict(self.difference), "verdict": verdict(self.difference, metric)}
-            if self.difference
-            else None,
-        }
-
 
 def sign_of(metric: str) -> int:
     """1 where more of a metric is better, -1 where less is."""
     return -1 if metric in LESS_IS_BETTER else 1
-
-
-def verdict(difference: Estimate, metric: str) -> str:
-    """What a paired difference says: "better", "worse", or "not resolved" when its interval holds zero."""
-    low, high = difference.low, difference.high
-    if low is None or high is None or low <= 0 <= high:
-        return UNRESOLVED
-    return "better" if sign_of(metric) * low > 0 else "worse"
 
 
 def make_rows(records: Iterable[Record], metric: str, contrast: Contrast) -> tuple[Row, ...]:

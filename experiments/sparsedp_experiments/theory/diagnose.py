@@ -1,31 +1,24 @@
-"""A finished run under the papers' theory: what its releases say, and what un-noised gradients show.
+"""A finished run under the papers' theory: what un-noised gradients show at its weights, and the bounds there.
 
-`theory_of` reads releases and public numbers only. `diagnose_nonprivate` measures un-noised gradients at the run's
-final weights: it is not private, and its values go into `nonprivate.json` of the run's folder and nowhere else.
+It is not private, and its values go into `nonprivate.json` of the run's folder and nowhere else.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
-from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
 
 from sparsedp._files import write_json
 from sparsedp.batch import LossFunction, MicroBatch, per_sample_loss
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import (
-    RunView,
-    WarmupStatistics,
-    shown_size,
-    split_concentration,
-    statistics_of,
-)
+from sparsedp.diagnostics import RunView
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
@@ -33,13 +26,11 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.run import Run, load_weights
-from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.runs.execute import check, load_data, loss_of, model_of, moments_in
 from sparsedp_experiments.runs.settings import Settings, settings_of_run
 from sparsedp_experiments.theory.bounds import (
     Descent,
     alignment_bound,
-    best_rate_at_most,
     budget_bound,
     kappa,
     noisy_bound,
@@ -49,25 +40,12 @@ from sparsedp_experiments.theory.bounds import (
     retained_energy,
     retention_bound,
 )
-from sparsedp_experiments.theory.communication import BytesSent, encode_values, traffic
-from sparsedp_experiments.theory.criteria import (
-    concentration_curve,
-    energy_captured,
-    one_step,
-    random_capture,
-    recovery_curve,
-)
-from sparsedp_experiments.theory.misranking import (
-    Pair,
-    misranking_bernstein,
-    misranking_chebyshev,
-    misranking_coherent,
-    misranking_energy,
-)
+from sparsedp_experiments.theory.criteria import energy_captured, one_step, random_capture
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
     clipping_report,
     deviations,
+    held_out,
     lopsidedness,
     lopsidedness_by_chance,
     mean_gradient,
@@ -76,9 +54,9 @@ from sparsedp_experiments.theory.oracle import (
     smoothness,
     symmetry_error,
 )
-from sparsedp_experiments.theory.trajectory import Waypoint, energy_capture, measure, read_snapshots
+from sparsedp_experiments.theory.trajectory import energy_capture, measure, read_snapshots
 
-NONPRIVATE, DRAWN = "nonprivate.json", "nonprivate.svg"
+NONPRIVATE = "nonprivate.json"
 BANNER = (
     f"Not private: computed from the run's data without noise. The results go to RUN/{NONPRIVATE} and into no other "
     "file. Do not publish them or choose anything by them."
@@ -88,107 +66,21 @@ RATE_REMARK = (
     "final weights, and the largest deviation as that of the units looked at. They say what theory promises a run "
     "like this, not how it did."
 )
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BATCH = 128
-_ROWS_KEY = (3,)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Theory:
-    """What the papers' bounds say of a run, from releases and public numbers.
-
-    Attributes:
-        odds: by ranking, how likely the warm-up's noise is to swap an average active coordinate with an average
-            frozen one: exactly for the energy and the coherent score, and by the bounds of TP-TopK's Prop. 5.3 and
-            Remark B.1; only where the split estimate tells the two kinds apart.
-        wire: bytes of an update on the last support, its indices spread over the steps between two refreshes.
-        best_rate_at_most: a bound on RS's r*, the best share of frozen coordinates; None without clip or noise.
-    """
-
-    odds: Mapping[str, Mapping[str, float]]
-    wire: BytesSent
-    best_rate_at_most: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        wire = {**asdict(self.wire), "per_step": self.wire.per_step, "share": self.wire.share}
-        return {"odds": dict(self.odds), "wire": wire, "best_rate_at_most": self.best_rate_at_most}
-
-    def lines(self) -> list[str]:
-        said = [
-            f"Ranking {name}: noise swaps an active and a frozen coordinate with chance {odds['energy']:.2g} by "
-            f"energy, {odds['coherent']:.2g} by the coherent score (bound of Remark B.1: {odds['bernstein']:.2g})."
-            for name, odds in self.odds.items()
-        ]
-        said.append(f"An update takes {self.wire.per_step:,.0f} bytes, {self.wire.share:.1%} of a dense one.")
-        if self.best_rate_at_most is not None:
-            said.append(
-                f"By RS's bound freezing more than {self.best_rate_at_most:.1%} cannot pay at this noise."
-            )
-        return said
-
-
-def theory_of(folder: Path | str) -> Theory:
-    """What the theory says of the run in a folder.
+def diagnose_run(folder: Path, side: str, rows: int) -> dict[str, Any]:
+    """Measure a run that the laboratory trained, on at most `rows` units of one side of its data. Not private.
 
     Raises:
-        DataError: there is no run, or one of its files is damaged.
+        SparseDPError: a side that is none, or a run of least squares.
     """
-    run = Run.open(folder)
-    view = RunView.of(run)
-    found = None if run.warmup is None else statistics_of(run)
-    odds = (
-        {} if found is None else {name: _odds(found, name, shown_size(view.support)) for name in found.splits}
-    )
-    return Theory({name: one for name, one in odds.items() if one is not None}, _wire(view, run), _rate(view))
-
-
-def _odds(found: WarmupStatistics, ranking: str, size: int) -> dict[str, float] | None:
-    split = found.splits[ranking]
-    concentration, left = split_concentration(split, size), split.dimension - size
-    if concentration.share is None or not left or not found.noise_std:
-        return None
-    inside = concentration.share.value * concentration.total.value
-    larger = math.sqrt(max(inside, 0.0) / size)
-    smaller = math.sqrt(max(concentration.total.value - inside, 0.0) / left)
-    if not smaller < larger:
-        return None
-    pair = Pair(larger, smaller, found.noise_std, found.planned)
-    return {
-        "larger": larger,
-        "smaller": smaller,
-        "energy": misranking_energy(pair),
-        "coherent": misranking_coherent(pair),
-        "chebyshev": min(1.0, misranking_chebyshev(pair)),
-        "bernstein": misranking_bernstein(pair),
-    }
-
-
-def _wire(view: RunView, run: Run) -> BytesSent:
-    """Encode the last support and the weights on it, as many times as it was used."""
-    flat = torch.cat([run.weights[slot.name].reshape(-1).float() for slot in run.layout])
-    phase = view.plan.phases[-1]
-    refreshes = sum(span.step >= view.plan.first_step(phase.name) for span in run.spans)
-    steps = max(1, phase.steps // max(1, refreshes))
-    return traffic([view.support] * steps, [encode_values(view.support.gather(flat))] * steps)
-
-
-def _rate(view: RunView) -> float | None:
-    phase = view.plan.phases[-1]
-    if phase.clip_norm is None or not phase.noise_multiplier > 0:
-        return None
-    d, batch = view.support.dimension, view.plan.expected_batch_size(phase)
-    return best_rate_at_most(noise_multiplier=phase.gradient_noise, dimension=d, batch_size=batch)
-
-
-def diagnose_run(
-    folder: Path, side: Literal["test", "train"] | str, rows: int, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Measure a run that the laboratory trained, on at most `rows` rows of one side of its data. Not private."""
     settings = check(Settings.from_json(settings_of_run(folder)))
     bundle = load_data(settings)
-    split = {"test": bundle.test, "train": bundle.train}[side]
-    units = None if settings.unit == "row" else split.units
+    sides = {"test": bundle.test, "train": bundle.train}
+    if side not in sides:
+        raise SparseDPError(f"--data: got {side!r}, expected test or train")
+    split = replace(sides[side], units=None) if settings.unit == "row" else sides[side]
     shape, classes = bundle.input_shape, len(bundle.classes)
     model, fresh = (model_of(settings, shape, classes, bundle.vocabulary) for _ in range(2))
     if moments_in(model) is not None:
@@ -196,51 +88,8 @@ def diagnose_run(
             "least squares: got a run whose loss is linear in its weights, expected one with gradients that change "
             "as it trains: there is no curvature, support or progress to measure"
         )
-    if rows < 2:
-        raise SparseDPError(f"rows: got {rows}, expected at least 2")
-    batches = _batches(split, units, choose_rows(len(split), units, settings.rows_per_unit, rows))
-    loss = per_sample_loss(loss_of(model))
-    found = diagnose_nonprivate(folder, model, loss, batches, PublicRandomness(0), say, fresh=fresh)
-    _draw(folder, found["figures"])
-    return found
-
-
-def _draw(folder: Path, figures: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the curves beside the file, under a banner."""
-    figure = Figure((7, 3.2 * len(figures)), layout="constrained")
-    figure.suptitle(BANNER.partition(". ")[0], color="red")
-    for entry, axes in zip(figures, figure.subplots(len(figures), squeeze=False).flat, strict=True):
-        for line in entry["series"]:
-            axes.plot(line["x"], line["y"], "-o", markersize=3, label=line["name"])
-        axes.set(title=entry["title"], xlabel=entry["x"], ylabel=entry["y"])
-        axes.legend()
-    figure.savefig(folder / DRAWN)
-
-
-def choose_rows(count: int, units: Tensor | None, per_unit: int, most: int) -> Tensor:
-    """At most `most` of `count` rows at random, at most `per_unit` of each unit; rows of a unit stand together."""
-    order = PublicRandomness(0).permutation(count, _ROWS_KEY)
-    if units is None:
-        return order[:most]
-    owner = units[order]
-    by_owner = torch.sort(owner, stable=True).indices
-    sorted_owner = owner[by_owner]
-    place = torch.empty_like(by_owner)
-    place[by_owner] = torch.arange(count) - torch.searchsorted(sorted_owner, sorted_owner)
-    kept = order[place < per_unit][:most]
-    return kept[torch.sort(units[kept], stable=True).indices]
-
-
-def _batches(split: Split, units: Tensor | None, chosen: Tensor) -> list[MicroBatch]:
-    """Micro-batches of whole units."""
-    if units is None:
-        return [MicroBatch(split.rows_at(part)) for part in torch.split(chosen, _BATCH)]
-    number = torch.unique_consecutive(units[chosen], return_inverse=True)[1]
-    return [
-        MicroBatch(split.rows_at(chosen[inside]), number[inside] - number[inside][0])
-        for first in range(0, int(number[-1]) + 1, _BATCH)
-        for inside in [(number >= first) & (number < first + _BATCH)]
-    ]
+    batches = held_out(split, rows, _BATCH, seed=0)
+    return diagnose_nonprivate(folder, model, per_sample_loss(loss_of(model)), batches, fresh=fresh)
 
 
 # How much the slow parts look at: rows of the smoothness, rows whose units are looked at one by one, the same at each
@@ -249,47 +98,11 @@ _CURVATURE_ROWS, _UNIT_ROWS, _SNAPSHOT_ROWS = 512, 1024, 256
 _DEVIATIONS, _DEVIATING_UNITS = 2**24, 256
 
 
-@dataclass(slots=True)
-class _Findings:
-    """Values by name, curves for the report, and what could not be computed."""
-
-    values: dict[str, float] = field(default_factory=dict)
-    figures: list[dict[str, Any]] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    def draw(
-        self, title: str, x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-    ) -> None:
-        series = [{"name": name, "x": list(xs), "y": list(ys)} for name, (xs, ys) in lines.items()]
-        self.figures.append(
-            {"title": title, "kind": "lines", "note": BANNER, "x": x, "y": y, "series": series}
-        )
-
-    def write(self, folder: Path | str) -> dict[str, Any]:
-        """Into the run's file; a value that is not finite, as diverged weights give, is left out with a remark."""
-        lost = [name for name, value in self.values.items() if not math.isfinite(value)]
-        document = {
-            "format": 1,
-            "values": [
-                {"name": n, "value": v, "note": BANNER} for n, v in self.values.items() if n not in lost
-            ],
-            "figures": self.figures,
-            "remarks": [
-                *self.remarks,
-                *(f"Not a finite number, so left out: {name}. Have the weights diverged?" for name in lost),
-            ],
-        }
-        write_json(Path(folder) / NONPRIVATE, document)
-        return document
-
-
 def diagnose_nonprivate(
     folder: Path | str,
     model: nn.Module,
     loss: LossFunction,
     batches: Sequence[MicroBatch],
-    public: PublicRandomness,
-    say: Callable[[str], None] = lambda _: None,
     *,
     fresh: nn.Module | None = None,
 ) -> dict[str, Any]:
@@ -300,40 +113,62 @@ def diagnose_nonprivate(
         model: of the run's architecture; gets its weights, and evaluation mode.
         loss: the per-example loss.
         batches: rows to measure on: held-out ones for the support's quality (TP-TopK, Sec. 7.4).
-        public: where power iteration, projections and masks come from.
-        say: told what is being done.
         fresh: a model as the run began; without one, and without snapshots, there are no bounds.
 
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     """
     require_one_process("the diagnosis")
-    view, found = RunView.of(Run.open(folder)), _Findings()
+    view = RunView.of(Run.open(folder))
     load_weights(folder, model)
-    model.eval()
+    values, remarks = _measurements(folder, model.eval(), loss, batches, view, fresh)
+    lost = [name for name, value in values.items() if not math.isfinite(value)]
+    document = {
+        "format": 1,
+        "values": [{"name": n, "value": v, "note": BANNER} for n, v in values.items() if n not in lost],
+        "remarks": [
+            *remarks,
+            *(f"Not a finite number, so left out: {name}. Have the weights diverged?" for name in lost),
+        ],
+    }
+    write_json(Path(folder) / NONPRIVATE, document)
+    return document
+
+
+def _measurements(
+    folder: Path | str,
+    model: nn.Module,
+    loss: LossFunction,
+    batches: Sequence[MicroBatch],
+    view: RunView,
+    fresh: nn.Module | None,
+) -> tuple[dict[str, float], list[str]]:
+    """Values by name, and what could not be computed."""
+    public, support = PublicRandomness(0), view.support
     engine, phase = make_engine(model, loss), view.plan.phases[-1]
-    say("gradients at the final weights")
-    gradient = mean_gradient(engine, batches)
-    _capture(found, gradient, view)
-    few = _some(batches, _UNIT_ROWS)
+    gradient, few = mean_gradient(engine, batches), _some(batches, _UNIT_ROWS)
+    energies = gradient**2
+    low, high = random_capture(energies, support.size).interval()
     beta = smoothness(model, loss, _some(batches, _CURVATURE_ROWS), public).value
-    found.values["smoothness (largest curvature)"] = beta
     points = projected_deviations(engine, few, public)
     chance = lopsidedness_by_chance(points, public)
-    found.values |= {
+    values = {
+        "gradient energy on the support (alpha_oracle)": energy_captured(energies, support),
+        "random support, lower end of 95 %": low,
+        "random support, upper end of 95 %": high,
+        "squared gradient norm": float(energies.sum()),
+        "smoothness (largest curvature)": beta,
         "lopsidedness of gradient deviations (0 to 1)": lopsidedness(points),
         "lopsidedness of a symmetric cloud, 95 % point": float(chance[round(0.95 * (len(chance) - 1))]),
         "p-value of symmetry": asymmetry_p_value(points, public),
     }
     if phase.clip_norm is None:
-        found.remarks.append("No bounds: this run did not clip.")
-        return found.write(folder)
-    say("clipping")
+        return values, ["No bounds: this run did not clip."]
     clip = FlatClip(phase.clip_norm)
     clipped = mean_gradient(engine, batches, clip)
-    step = one_step(clipped, view.support, noise_on_mean(view.plan, phase))
-    retained = retained_energy(clipped, view.support)
-    report = clipping_report(engine, few, view.support, clip)
-    found.values |= {
+    step = one_step(clipped, support, noise_on_mean(view.plan, phase))
+    retained = retained_energy(clipped, support)
+    report = clipping_report(engine, few, support, clip)
+    values |= {
         "signal loss of the support": step.signal_loss,
         "noise saved by the support": step.noise_saved,
         "energy retained by the support (AdaDPIGU, alpha)": retained,
@@ -342,91 +177,36 @@ def diagnose_nonprivate(
         "variance of a clipped gradient": report.unit_variance,
         "share of units that are clipped": float((report.norms > clip.norm).double().mean()),
     }
-    snapshots = read_snapshots(folder)
-    along: tuple[Waypoint, ...] = ()
-    if snapshots:
-        say("gradients along the run")
-        along = measure(model, loss, snapshots, _some(batches, _SNAPSHOT_ROWS), clip)
-        _trajectory(found, along, view.support.dimension)
-    if not along and fresh is None:
-        found.remarks.append("No bounds: the loss at the start of the run is not known.")
-        return found.write(folder)
-    say("deviations and bounds")
+    along = measure(model, loss, read_snapshots(folder), _some(batches, _SNAPSHOT_ROWS), clip)
+    if along:
+        values["energy captured along the run (alpha_T)"] = energy_capture(along)
+    elif fresh is None:
+        return values, ["No bounds: the loss at the start of the run is not known."]
     start = along[0].loss if along or fresh is None else mean_loss(fresh.eval(), loss, batches)
-    most = max(2, min(_DEVIATING_UNITS, _DEVIATIONS // view.support.dimension))
+    most = max(2, min(_DEVIATING_UNITS, _DEVIATIONS // support.dimension))
     mean, rows = deviations(engine, batches, most)
     measurable = progress_measure(mean, rows, clip.norm) > 0
-    rate = 1 - view.support.active_ratio
     measured = Measured(
         smoothness=beta,
         start_loss=start,
         end_loss=mean_loss(model, loss, batches),
         retained=retained,
-        captured=energy_capture(along) if along else energy_captured(gradient**2, view.support),
+        captured=energy_capture(along) if along else energy_captured(energies, support),
         largest_deviation=float(torch.linalg.vector_norm(rows, dim=1).max()),
         symmetry_error=symmetry_error(mean, rows, clip),
-        kappa=kappa(mean, rows, clip.norm, rate, public) if measurable else None,
+        kappa=kappa(mean, rows, clip.norm, 1 - support.active_ratio, public) if measurable else None,
         squared_biases=tuple(point.bias**2 for point in along) or (report.bias**2,),
         unit_variance=max((point.unit_variance for point in along), default=report.unit_variance),
     )
-    found.values |= {"loss where the run began": start, "loss at the final weights": measured.end_loss}
-    values, remarks = bounds_of(measured, view)
-    found.values |= values
-    found.remarks += remarks
-    return found.write(folder)
+    values |= {"loss where the run began": start, "loss at the final weights": measured.end_loss}
+    bounds, remarks = bounds_of(measured, view)
+    return {**values, **bounds}, remarks
 
 
 def _some(batches: Sequence[MicroBatch], rows: int) -> list[MicroBatch]:
     """The first batches that hold at least so many rows."""
-    kept: list[MicroBatch] = []
-    for batch in batches:
-        if sum(one.example_count for one in kept) >= rows:
-            break
-        kept.append(batch)
-    return kept
-
-
-def _capture(found: _Findings, gradient: Tensor, view: RunView) -> None:
-    """`alpha_oracle` against random supports, the energy concentration and the recovery curve (TP-TopK, Fig. 1)."""
-    energies, support = gradient**2, view.support
-    low, high = random_capture(energies, support.size).interval()
-    found.values |= {
-        "gradient energy on the support (alpha_oracle)": energy_captured(energies, support),
-        "random support, lower end of 95 %": low,
-        "random support, upper end of 95 %": high,
-        "squared gradient norm": float(energies.sum()),
-    }
-    top = concentration_curve(energies, SHARES)
-    lines = {"largest coordinates": (SHARES, top), "random coordinates": (SHARES, SHARES)}
-    found.draw("Energy concentration", "share of coordinates", "share of energy", lines)
-    if view.scores is not None:
-        order = torch.sort(view.scores, descending=True, stable=True).indices
-        curve = recovery_curve(energies, order, SHARES)
-        lines = {
-            "ranked by the run": (SHARES, tuple(point.learned for point in curve)),
-            "random": (SHARES, tuple(point.random.mean for point in curve)),
-            "oracle": (SHARES, tuple(point.oracle for point in curve)),
-        }
-        found.draw("Energy recovered", "active ratio", "share of energy", lines)
-
-
-def _trajectory(found: _Findings, points: Sequence[Waypoint], dimension: int) -> None:
-    """`alpha_T` (TP-TopK, Def. 6.5), and how captured energy and clipping bias went along the run."""
-    found.values["energy captured along the run (alpha_T)"] = energy_capture(points)
-    moving = [point for point in points if point.energy > 0]
-    steps = [float(point.step) for point in moving]
-    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        "on the support": (steps, [point.captured / point.energy for point in moving]),
-        "random support, k/d": (steps, [point.active / dimension for point in moving]),
-    }
-    found.draw("Energy captured along the run", "step", "share of energy", lines)
-    steps = [float(point.step) for point in points]
-    lines = {
-        "clipping bias": (steps, [point.bias for point in points]),
-        "its bound (Lemma 6.4)": (steps, [point.bias_bound for point in points]),
-        "gradient norm on the support": (steps, [point.captured**0.5 for point in points]),
-    }
-    found.draw("Clipping along the run", "step", "norm", lines)
+    before = itertools.accumulate((one.example_count for one in batches), initial=0)
+    return [batch for batch, seen in zip(batches, before, strict=False) if seen < rows]
 
 
 @final

@@ -19,10 +19,13 @@ from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
+from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.theory.bounds import clipping_bias_bound
 
 UNCLIPPED = FlatClip(1e30)
 """Longer than any gradient."""
+HELD_OUT = 7
+"""Key of the public randomness that chooses rows."""
 
 
 def lopsidedness(points: Tensor) -> float:
@@ -303,3 +306,22 @@ def _count_units(batches: Sequence[MicroBatch]) -> int:
     if not sum(counts):
         raise DataError("the batches hold no rows; give at least one")
     return sum(counts)
+
+
+def held_out(split: Split, units: int, size: int, seed: int) -> list[MicroBatch]:
+    """Random held-out units in micro-batches of `size`; a unit brings all its rows, and counts as their mean."""
+    public = PublicRandomness(seed)
+    if split.units is None:
+        chosen = public.permutation(len(split), (HELD_OUT,))[:units]
+        return [MicroBatch(split.rows_at(part)) for part in torch.split(chosen, size)]
+    owner = torch.unique(split.units, return_inverse=True)[1]
+    order = public.permutation(int(owner.max()) + 1, (HELD_OUT,))[:units]
+    by_owner = torch.argsort(owner, stable=True)
+    counts = torch.bincount(owner)
+    ends = counts.cumsum(0)
+    batches = []
+    for part in torch.split(order, size):
+        rows = torch.cat([by_owner[int(ends[u] - counts[u]) : int(ends[u])] for u in part])
+        numbers = torch.repeat_interleave(torch.arange(len(part)), counts[part])
+        batches.append(MicroBatch(split.rows_at(rows), numbers))
+    return batches

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from sparsedp._files import write_atomically
 from sparsedp.batch import LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import Overlap, overlap
-from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.plan import Plan
@@ -31,10 +27,8 @@ from sparsedp_experiments.theory.criteria import energy_captured, trajectory_cap
 from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient, mean_loss
 
 COUNT = 20
-
-
-SNAPSHOTS, FORMAT = "snapshots", 1
-"""A folder of a run, one safetensors file a step, with facts as JSON beside the tensors. Post-processing, so free."""
+SNAPSHOTS = "snapshots"
+"""A folder of a run, one safetensors file a step. Post-processing, so free."""
 
 
 @final
@@ -52,11 +46,9 @@ def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
     """Write one snapshot into a run's folder."""
     path = Path(folder) / SNAPSHOTS / f"step-{snapshot.step:08d}.safetensors"
     support = snapshot.support
-    tensors = {"weights": snapshot.weights.cpu().contiguous()}
-    if not support.is_full:
-        tensors["support"] = support.indices.to(torch.int32)
-    facts = {"format": FORMAT, "step": snapshot.step, "phase": snapshot.phase, "d": support.dimension}
-    write_atomically(path, save(tensors, {"facts": json.dumps(facts)}))
+    tensors = {"weights": snapshot.weights.cpu().contiguous(), "support": support.indices.to(torch.int32)}
+    facts = {"step": str(snapshot.step), "phase": snapshot.phase, "d": str(support.dimension)}
+    write_atomically(path, save(tensors, facts))
     return path
 
 
@@ -66,33 +58,14 @@ def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
 
 
 def _read(path: Path) -> Snapshot:
-    with wrap_read_errors(path):
-        tensors, facts = read_facts(path)
-        if facts.get("format") != FORMAT:
-            raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")
-        d = facts["d"]
-        support = Support(tensors["support"], d) if "support" in tensors else Support.full(d)
-        return Snapshot(facts["step"], facts["phase"], support, tensors["weights"])
-
-
-def read_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a safetensors file, and the facts beside them."""
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-    return load(path.read_bytes()), facts
-
-
-def support_changes(folder: Path | str) -> Iterator[tuple[str, str, Overlap]]:
-    """What consecutive supports along a run share, where they differ."""
-    for before, after in pairwise(shot for shot in read_snapshots(folder) if not shot.support.is_full):
-        if before.support != after.support:
-            yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
+    with wrap_read_errors(path), safe_open(path, framework="pt") as file:
+        facts, indices = file.metadata(), file.get_tensor("support").long()
+        support = Support(indices, int(facts["d"]))
+        return Snapshot(int(facts["step"]), facts["phase"], support, file.get_tensor("weights"))
 
 
 def snapshot_steps(plan: Plan, count: int = COUNT) -> tuple[int, ...]:
     """At most `count` steps spread evenly over the last phase, its first and last step among them."""
-    if count < 2:
-        raise SparseDPError(f"count: got {count}, expected at least 2 snapshots")
     phase = plan.phases[-1]
     first, last = plan.first_step(phase.name), phase.steps - 1
     return tuple(sorted({first + round(i * last / (count - 1)) for i in range(count)}))
@@ -133,8 +106,6 @@ class Snapshots:
     """A callback that keeps the model's weights every so many steps: 4 bytes per coordinate and snapshot."""
 
     def __init__(self, model: nn.Module, every: int = 50) -> None:
-        if every < 1:
-            raise SparseDPError(f"every: got {every}, expected a number of steps >= 1")
         self._model, self._layout, self._every = model, ParameterLayout.of(model), every
         self.kept: list[Snapshot] = []
 
@@ -184,17 +155,7 @@ def measure(
     batches: Sequence[MicroBatch],
     clip: FlatClip,
 ) -> tuple[Waypoint, ...]:
-    """Gradients and clipping at each snapshot, on data of your choice; the model itself is left alone.
-
-    Args:
-        model: the architecture; a copy of it, in evaluation mode, takes the snapshots' weights.
-        loss: the per-sample loss.
-        snapshots: what a run kept, of the phase of interest.
-        batches: rows to measure on.
-        clip: the phase's clip.
-    """
-    if not snapshots:
-        raise SparseDPError("measure: got no snapshots; give Snapshots(model) to the run as a callback")
+    """Gradients and clipping at each snapshot, on data of your choice; the model itself is left alone."""
     replica = copy.deepcopy(model).eval()
     points = []
     for snapshot in snapshots:
@@ -222,10 +183,6 @@ def measure(
 def install(model: nn.Module, weights: Tensor) -> None:
     """Put a flat vector of weights into a model's trainable parameters."""
     layout = ParameterLayout.of(model)
-    if weights.shape != (layout.dimension,):
-        raise SparseDPError(
-            f"weights: got shape {tuple(weights.shape)}, expected d={layout.dimension} numbers"
-        )
     with torch.no_grad():
         for slot, parameter in zip(layout, layout.parameters(model), strict=True):
             parameter.copy_(weights[slot.span].reshape(slot.shape))

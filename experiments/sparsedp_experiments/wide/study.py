@@ -109,13 +109,14 @@ def simulated(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], s
 
 def fitted(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
     """The same by `sparsedp.fit`."""
-    return {one: fit_linear(data, *one, cell, seed) for one in named}
+    found = {one: fit_linear(data, *one, cell, seed) for one in named}
+    return {one: (weights, result.k) for one, (weights, result) in found.items()}
 
 
 def fit_linear(
     data: WideData, arm: str, rate: float, cell: Mapping[str, Any], seed: int
-) -> tuple[Tensor, int]:
-    """Weights and the support's size of a linear model by `sparsedp.fit`; its rate is `rate` over the clip norm.
+) -> tuple[Tensor, sparsedp.Result]:
+    """A linear model by `sparsedp.fit`, and its weights; the learning rate is `rate` over the clip norm.
 
     `oracle` trains on the causes alone, with the clip norm of their share.
     """
@@ -150,7 +151,7 @@ def fit_linear(
     )
     weights = torch.zeros(data.x.width, model.out_features)
     weights[columns] = next(result.model.parameters()).detach().T
-    return weights, result.k
+    return weights, result
 
 
 def _head(cell: Mapping[str, Any], seed: int, engine: str) -> dict[str, Any]:

@@ -15,12 +15,8 @@ from typing import Any
 
 import pytest
 
-from sparsedp.cli import main
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp_experiments.runs.cli import main as laboratory
-
-LIBRARY = ("verify", "report", "plan")
-"""Commands of `sparsedp` that read what the laboratory's leave."""
+from sparsedp_experiments.runs.cli import main
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,8 @@ class Shell:
     environment: dict[str, str]
 
     train = (
-        "train", "--dataset", "digits", "--method", "tp-topk", "--epochs", "8", "--batch-size", "64", "--seed", "0",
+        "train", "--dataset", "digits", "--method", "tp-topk", "--epochs", "8",
+        "--set", "batch_size=64", "--seed", "0",
     )  # fmt: skip
 
     def __call__(self, *arguments: str | Path) -> Finished:
@@ -119,9 +116,8 @@ def typed(monkeypatch, capsys, shell) -> Callable[..., Finished]:
         for name in ("SPARSEDP_CACHE", "SPARSEDP_DATA", "COLUMNS"):
             monkeypatch.setenv(name, shell.environment[name])
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-        start = main if str(arguments[0]) in LIBRARY else laboratory
         with pytest.raises(SystemExit) as ended:
-            start()
+            main()
         return Finished(int(ended.value.code or 0), *capsys.readouterr())
 
     return run

@@ -1,23 +1,34 @@
-"""`train`, `compare` and `data`, as a user types them."""
+"""`train`, `compare`, `diagnose` and `data`, as a user types them."""
+
+import json
 
 import pytest
+from torch import nn
 
 from sparsedp.cli import Exit
-from sparsedp.errors import SparseDPError
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp.runs.run import load_weights
+from sparsedp.runs.run import Run, load_weights
 from sparsedp_experiments.models import build, parameter_count
 from sparsedp_experiments.runs.execute import execute
-from sparsedp_experiments.runs.grid import comparison
-from sparsedp_experiments.runs.pool import Status
-from sparsedp_experiments.runs.screen import rows_of
 from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.theory.trajectory import read_snapshots, snapshot_steps, watching
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 
 def test_train_chooses_by_public_numbers_unless_told(typed, tmp_path):
-    small = ("train", "--dataset", "digits", "--epochs", "1", "--batch-size", "512", "--seed", "0", "--json")
+    small = (
+        "train",
+        "--dataset",
+        "digits",
+        "--epochs",
+        "1",
+        "--set",
+        "batch_size=512",
+        "--seed",
+        "0",
+        "--json",
+    )
     record = typed(*small, "--out", tmp_path / "dense").json
     assert (record["config"]["method"], record["method"], record["k"]) == ("auto", "dp-sgd", 4810)
     wide = (*small, "--set", "model_options={ hidden = [256] }", "--epochs", "4")
@@ -43,10 +54,6 @@ def test_a_wrong_flag_is_a_usage_error(shell):
     shell("train", "--datset", "digits").failed_with(Exit.USAGE, "No such option", "--dataset")
 
 
-def test_an_unknown_method_is_told_the_methods(typed):
-    typed("train", "--dataset", "digits", "--method", "tp-top").failed_with(Exit.USAGE, "tp-top", "tp-topk")
-
-
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_missing_data_says_where_it_looked_and_what_to_do(shell, typed, tmp_path, command):
     done = typed(command, "--dataset", "mnist", "--out", tmp_path / "never")
@@ -67,20 +74,6 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
     typed(command, "--dataset", "digits", "--out", wrong).failed_with(
         Exit.USAGE, str(wrong), "another folder"
     )
-
-
-@pytest.mark.parametrize("command", ["train", "compare"])
-def test_a_wrong_name_in_a_file_comes_before_what_is_missing(typed, tmp_path, command):
-    (tmp_path / "typo.toml").write_text('datset = "digits"\n')
-    typed(command, "--config", tmp_path / "typo.toml").failed_with(
-        Exit.USAGE, f"{tmp_path / 'typo.toml'}: there is no setting 'datset'; did you mean 'dataset'?"
-    )
-
-
-def test_a_metric_no_run_has_is_told_those_there_are():
-    asked = comparison("two", {"dataset": "digits"}, ["dp-sgd"], [3.0], 1, "auc")
-    with pytest.raises(SparseDPError, match="'auc'; expected one of accuracy, loss"):
-        rows_of(asked, Status(1, records={0: {"metrics": {"loss": 1.0, "accuracy": 0.5}}}))
 
 
 def test_ctrl_c_stops_between_two_steps_and_says_how_to_go_on(stopped):
@@ -116,16 +109,10 @@ def test_a_finished_run_is_not_taken_up_again(trained, typed):
     ("arguments", "code", "words"),
     [
         ("train --dataset mnits", Exit.DATA, "mnits"),
-        ("train --dataset digits --model cnn", Exit.USAGE, "mnist-cnn"),
-        ("train --dataset digits --clip-norm a", Exit.USAGE, "clip-norm"),
-        ("train --dataset digits --active-ratio half", Exit.USAGE, "active-ratio"),
         ("train --dataset digits --set moment=0.9", Exit.USAGE, "did you mean 'momentum'"),
         ("train --set datset=digits", Exit.USAGE, "did you mean 'dataset'"),
         ("train --dataset digits --set epochs=many", Exit.USAGE, "whole number"),
         ("train --dataset digits --set epochs", Exit.USAGE, "KEY=VALUE"),
-        ("train --dataset digits --lr -1", Exit.USAGE, "a number > 0"),
-        ("train --dataset digits --set momentum=1", Exit.USAGE, "[0, 1)"),
-        ("train --dataset digits --set weight_decay=-1", Exit.USAGE, "a number >= 0"),
         ("train --dataset digits --set model_options={hidden=0} --out never", Exit.USAGE, "'hidden': 0"),
         ("train --dataset digits --method noisy-sgd --out never", Exit.PRIVACY, "protects nobody"),
         (
@@ -133,20 +120,18 @@ def test_a_finished_run_is_not_taken_up_again(trained, typed):
             Exit.USAGE,
             "epsilon: got -1.0, expected a finite number > 0",
         ),
-        ("train --dataset digits --delta 2", Exit.USAGE, "delta: got 2.0"),
         ("train --dataset digits --epsilon inf", Exit.PRIVACY, "clipped-sgd"),
-        ("train --dataset digits --batch-size 100000", Exit.PRIVACY, "batch_size"),
-        ("train --method dp-sgd", Exit.USAGE, "--dataset"),
+        ("train --dataset digits --set batch_size=100000", Exit.PRIVACY, "batch_size"),
+        ("train --dataset digits --method tp-top", Exit.USAGE, "tp-topk"),
+        ("train --method dp-sgd", Exit.USAGE, "dataset: not given"),
         ("train --resume nowhere", Exit.DATA, "nowhere"),
         ("train --resume nowhere --epochs 3", Exit.USAGE, "--resume"),
-        ("train --config nowhere.toml", Exit.USAGE, "nowhere.toml"),
-        ("compare --dataset digits --methods dp-sgd,noisy-sgd", Exit.USAGE, "not private"),
         ("compare --dataset digits --epsilons three", Exit.USAGE, "epsilons"),
         ("compare --dataset digits --epsilons 3,0", Exit.USAGE, "finite number > 0"),
         ("compare --dataset digits --set epsilon=3", Exit.USAGE, "--epsilons"),
         ("compare --dataset digits --workers 0", Exit.USAGE, "workers"),
         ("sweep nowhere.toml", Exit.USAGE, "nowhere.toml"),
-        ("sweep nowhere.toml --threads 0", Exit.USAGE, "threads: got 0, expected at least 1"),
+        ("diagnose nowhere", Exit.DATA, "nowhere is no folder"),
         ("data get eyepacs", Exit.DATA, "Kaggle"),
         ("data get mnits", Exit.DATA, "mnist"),
     ],
@@ -157,3 +142,50 @@ def test_a_mistake_gets_a_message_and_a_code(monkeypatch, typed, tmp_path, argum
     done.failed_with(code, words)
     assert "Training" not in done.err
     assert not (tmp_path / "never").exists()
+
+
+@pytest.fixture(scope="module")
+def watched(shell):
+    """A small run with snapshots, that each refresh of its support can be seen in."""
+    small = ("--epochs", "4", "--set", "subset=150", "--set", "batch_size=30", "--seed", "1")
+    done = shell(
+        "train", "--dataset", "digits", "--method", "on-topk", *small, "--snapshots", "--out", "watched"
+    )
+    assert done.code == 0, done.err
+    return shell.folder / "watched"
+
+
+def test_snapshots_are_kept_and_a_resumed_run_goes_on_with_its_own_without_being_told(watched, tmp_path):
+    assert tuple(shot.step for shot in read_snapshots(watched)) == snapshot_steps(Run.open(watched).plan)
+    assert watching(tmp_path, snapshots=False)(nn.Linear(1, 1)) == []
+    (tmp_path / "snapshots").mkdir()
+    assert len(watching(tmp_path, snapshots=False)(nn.Linear(1, 1))) == 1
+
+
+@pytest.mark.parametrize("rows", ["test", "train"])
+def test_nonprivate_diagnostics_are_written_apart_and_marked(watched, typed, rows):
+    before = {path: path.read_bytes() for path in watched.rglob("*") if path.is_file()}
+    done = typed("diagnose", watched, "--nonprivate", "--rows", "40", "--data", rows)
+    assert done.code == 0, done.err
+    assert "Not private" in done.err
+    assert "NOT PRIVATE" in done.out
+    written = json.loads((watched / "nonprivate.json").read_text())
+    values = {entry["name"]: entry["value"] for entry in written["values"]}
+    assert 0 <= values["energy captured along the run (alpha_T)"] <= 1
+    assert all("Not private" in entry["note"] for entry in written["values"])
+    (watched / "nonprivate.json").unlink()
+    assert before == {path: path.read_bytes() for path in watched.rglob("*") if path.is_file()}
+
+
+def test_diagnose_asks_for_a_word_and_for_data_that_are_there(run_copy, typed):
+    typed("diagnose", run_copy).failed_with(Exit.USAGE, "--nonprivate")
+    typed("diagnose", run_copy, "--nonprivate", "--data", "all").failed_with(Exit.USAGE, "test or train")
+    for config, code, words in (
+        ({"dataset": "mnist", "model": "mnist-cnn"}, Exit.DATA, "data get mnist"),
+        (None, Exit.USAGE, "use it from Python"),
+    ):
+        record = json.loads((run_copy / "record.json").read_text())
+        record["config"] = None if config is None else {**record["config"], **config}
+        (run_copy / "record.json").write_text(json.dumps(record))
+        typed("diagnose", run_copy, "--nonprivate").failed_with(code, words)
+    assert not (run_copy / "nonprivate.json").exists()

@@ -6,7 +6,6 @@ import signal
 from dataclasses import replace
 
 import pytest
-import torch
 
 from sparsedp_experiments.runs import pool
 from sparsedp_experiments.runs.grid import parse_experiment
@@ -33,13 +32,13 @@ def test_a_killed_worker_is_reported_and_replaced_and_a_run_that_cannot_be_done_
     runs, place = small(tmp_path, ["dp-sgd", "tp-topk", "tp-rand"])
     runs = (*runs[:2], replace(runs[2], settings=replace(runs[2].settings, method="nonsense")))
     monkeypatch.setattr(pool, "train", train_but_die_of_dp_sgd)
-    status = run_all("small", runs, place, lambda *_: None)
+    status = run_all("small", runs, place, lambda _: None)
     assert set(status.records) == {1}
     assert "a worker process died" in status.failures[0]
     assert "nonsense" in status.failures[2]
     assert not multiprocessing.active_children()
     monkeypatch.undo()
-    status = run_all("small", runs[:2], place, lambda *_: None)
+    status = run_all("small", runs[:2], place, lambda _: None)
     assert (set(status.records), status.left) == ({0, 1}, 0)
     assert status.records[1]["noise"].keys() == {"warm-up", "main"}
 
@@ -47,7 +46,7 @@ def test_a_killed_worker_is_reported_and_replaced_and_a_run_that_cannot_be_done_
 def test_workers_interrupted_while_they_start_end_without_a_traceback(tmp_path, capfd):
     runs, place = small(tmp_path, ["dp-sgd"])
 
-    def interrupt(status, _):
+    def interrupt(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -55,17 +54,3 @@ def test_workers_interrupted_while_they_start_end_without_a_traceback(tmp_path, 
     assert not multiprocessing.active_children()
     assert capfd.readouterr().err == ""
     assert not list(place.runs.glob("*.log"))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_worker_has_the_threads_it_is_given(threads, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "set_num_threads", seen.append)
-    monkeypatch.setattr(pool, "_die_with_parent", lambda: None)
-    for name in ("setpgrp", "dup2"):
-        monkeypatch.setattr(os, name, lambda *_: None)
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(f"sys.{stream}.fileno", lambda: 1, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "before")
-    pool.begin(tmp_path, threads)
-    assert (seen, os.environ["OMP_NUM_THREADS"]) == ([threads], str(threads))

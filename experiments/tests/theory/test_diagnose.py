@@ -17,7 +17,6 @@ from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import RunView, overlap, support_per_layer
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.run import Run
 from sparsedp.training.planning import changed_method
 from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
@@ -76,8 +75,7 @@ def test_methods_without_scores_have_no_proxy(tmp_path):
 def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
     out, result = run
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    said = []
-    document = diagnose_nonprivate(out, network(7), LOSS, batches(), PublicRandomness(0), said.append)
+    document = diagnose_nonprivate(out, network(7), LOSS, batches())
     after = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(after) - set(before) == {"nonprivate.json"}
     assert all(after[name] == content for name, content in before.items())
@@ -89,11 +87,7 @@ def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
     assert values["random support, lower end of 95 %"] < 8 / 43 < values["random support, upper end of 95 %"]
     assert values["clipping bias"] <= values["bound on the clipping bias (Lemma 6.4)"] + 1e-12
     assert values["smoothness (largest curvature)"] > 0
-    assert all("Not private" in entry["note"] for entry in document["values"] + document["figures"])
-    recovered = document["figures"][1]["series"]
-    assert [line["name"] for line in recovered] == ["ranked by the run", "random", "oracle"]
-    assert recovered[0]["y"][-1] == pytest.approx(1.0)
-    assert said
+    assert all("Not private" in entry["note"] for entry in document["values"])
 
 
 # Snapshots in a run's folder: which steps, that they come back, and that keeping them changes nothing.
@@ -128,8 +122,6 @@ def test_steps_are_spread_over_the_last_phase_with_both_ends(tmp_path):
     plan = Run.open(tmp_path / "run").plan
     assert snapshot_steps(plan, 2) == (4, 11)
     assert snapshot_steps(plan) == tuple(range(4, 12))
-    with pytest.raises(SparseDPError, match="at least 2"):
-        snapshot_steps(plan, 1)
 
 
 def test_a_snapshot_comes_back_whole_and_damage_is_noticed(tmp_path):
