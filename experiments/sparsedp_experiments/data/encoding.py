@@ -6,22 +6,22 @@ are learned from private data.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import math
 import re
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import sparse
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import Sparse
-from sparsedp_experiments.data.files import open_tree
 
 _CODE = re.compile(r"([VE]?)0*(\d{1,3})(?:\.(\d{0,2}))?")
 
@@ -71,19 +71,6 @@ def icd9_slot(code: str) -> int:
     return ICD9_OTHER
 
 
-def icd9_name(place: int) -> str:
-    """The code a slot stands for."""
-    start = 0
-    for part in ICD9_RANGES:
-        if place < start + part.size:
-            return f"{part.prefix}{part.first + place - start:0{2 if part.prefix == 'V' else 3}d}"
-        start += part.size
-    if place < ICD9_OTHER:
-        kind, type_ = divmod(place - _DIABETES_START, _DIABETES_TYPES)
-        return f"{_DIABETES}.{kind}{type_}"
-    return "other"
-
-
 MISSING = "?"
 
 Table = Mapping[str, Sequence[str]]
@@ -91,16 +78,13 @@ Table = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class ColumnRule:
-    """A rule from a column, or a few, to as many numbers per row as it has names: one unless told otherwise."""
+    """A rule from a column, or a few, to some numbers per row."""
 
     column: str
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.column,)
-
-    def names(self) -> list[str]:
-        return [self.column]
 
     def encode(self, table: Table) -> sparse.csr_array:
         raise NotImplementedError
@@ -115,9 +99,6 @@ class Category(ColumnRule):
 
     levels: tuple[str, ...]
     silent: tuple[str, ...] = ()
-
-    def names(self) -> list[str]:
-        return [f"{self.column}={level}" for level in (*self.levels, "other")]
 
     def encode(self, table: Table) -> sparse.csr_array:
         place = {level: slot for slot, level in enumerate(self.levels)}
@@ -151,9 +132,6 @@ class Hashed(ColumnRule):
 
     buckets: int
 
-    def names(self) -> list[str]:
-        return [f"{self.column}#{bucket}" for bucket in range(self.buckets)]
-
     def encode(self, table: Table) -> sparse.csr_array:
         def bucket(value: str) -> int:
             return zlib.crc32(value.encode()) % self.buckets
@@ -169,9 +147,6 @@ class Diagnoses(ColumnRule):
     def columns(self) -> tuple[str, ...]:
         return tuple(self.column.split("/"))
 
-    def names(self) -> list[str]:
-        return [f"{self.column}={icd9_name(slot)}" for slot in range(ICD9_SLOTS)]
-
     def encode(self, table: Table) -> sparse.csr_array:
         parts = [_one_hot(table[column], icd9_slot, {MISSING}, ICD9_SLOTS) for column in self.columns]
         return sum(parts[1:], parts[0]).sign()
@@ -184,11 +159,6 @@ def encode(table: Table, blocks: Sequence[ColumnRule], unit_norm: bool) -> Spars
         norms = np.sqrt(found.astype(np.float64).power(2).sum(axis=1))
         found.data = (found.data / np.repeat(norms, np.diff(found.indptr))).astype(np.float32)
     return Sparse(found)
-
-
-def feature_names(blocks: Sequence[ColumnRule]) -> list[str]:
-    """A name for each input of the encoded table."""
-    return [name for block in blocks for name in block.names()]
 
 
 def _one_hot(
@@ -204,72 +174,48 @@ def _one_hot(
 Known = tuple[Callable[[str], bool], str]
 """Whether a value is one of those expected, and those expected in words."""
 
-_NONE: Mapping[str, Known] = {}
-
 
 def read_columns(
     path: Path,
     columns: Sequence[str],
+    known: Mapping[str, Known],
     *,
     header: Sequence[str] | None = None,
     member: str = "",
-    known: Mapping[str, Known] = _NONE,
 ) -> Table:
     """These columns of a table, as strings without the spaces around them.
 
     Args:
-        path: the file, which may be gzipped, or a zip of it.
+        path: the file, which may be gzipped, or a zip with a file `member`.
         columns: the names of the columns to keep.
-        header: the names of all columns, for a file without a line of names.
-        member: what the file is called in a zip.
         known: columns whose every value is checked.
+        header: the names of all columns, for a file of UCI's without a line of names; a bar starts a remark there.
+        member: what the file is called in a zip.
 
     Raises:
-        DataError: columns are missing, a row has another length, or a checked value is unknown.
+        DataError: columns are missing, or a checked value is unknown, as it is where a row is cut off.
     """
-    with _open(path, member) as stream:
-        try:
-            rows = _filled(csv.reader(stream, skipinitialspace=True))
-            names = list(header) if header else next(rows, (0, []))[1]
-            if missing := [column for column in columns if column not in names]:
-                raise DataError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
-            lines, records = [], []
-            for line, record in rows:
-                if len(record) != len(names):
-                    raise DataError(
-                        f"{path}, line {line}: got {len(record)} fields, expected {len(names)}; it is truncated"
-                    )
-                lines.append(line)
-                records.append(record)
-        except (UnicodeDecodeError, csv.Error, EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{path}: cannot be read as a table ({error})") from error
-    if not records:
+    try:
+        with ExitStack() as stack:
+            source: Any = path
+            if path.suffix == ".zip":
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                name = next((name for name in archive.namelist() if name.endswith(member)), member)
+                source = stack.enter_context(archive.open(name))
+            frame = pd.read_csv(
+                source, dtype=str, keep_default_na=False, skipinitialspace=True, index_col=False,
+                compression="gzip" if path.suffix == ".gz" else None,
+                names=header, comment="|" if header else None,
+            )  # fmt: skip
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if missing := [column for column in columns if column not in frame]:
+        raise DataError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
+    if frame.empty:
         raise DataError(f"{path}: no rows")
-    by_column = list(zip(*records, strict=True))
-    table = {column: tuple(map(str.strip, by_column[names.index(column)])) for column in columns}
+    table = {column: frame[column].str.strip().tolist() for column in columns}
     for column, (is_known, expected) in known.items():
-        bad = next((place for place, value in enumerate(table[column]) if not is_known(value)), None)
-        if bad is not None:
-            raise DataError(
-                f"{path}, line {lines[bad]}: got {column} {table[column][bad]!r}, expected {expected}"
-            )
+        for row, value in enumerate(table[column], start=1):
+            if not is_known(value):
+                raise DataError(f"{path}, row {row}: got {column} {value!r}, expected {expected}")
     return table
-
-
-def _filled(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
-    """Lines with their numbers, without empty ones and without UCI's remarks, which start with a bar."""
-    for line, row in enumerate(rows, start=1):
-        if row and not row[0].startswith("|"):
-            yield line, row
-
-
-def _open(path: Path, member: str) -> io.TextIOBase:
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
-    if path.suffix != ".zip":
-        return path.open(newline="", encoding="utf-8")
-    with open_tree(path) as tree:
-        members = [name for name in tree.names if name.endswith(member)]
-        if not members:
-            raise DataError(f"{path}: no {member} in it")
-        return io.TextIOWrapper(io.BytesIO(tree.read(members[0])), encoding="utf-8", newline="")

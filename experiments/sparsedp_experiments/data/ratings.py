@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 
 from sparsedp.errors import DataError
@@ -22,9 +24,7 @@ OCCUPATIONS = (
     "homemaker", "lawyer", "librarian", "marketing", "none", "other", "programmer", "retired", "salesman",
     "scientist", "student", "technician", "writer",
 )  # fmt: skip
-
-
-FILMS, RATINGS, USERS = 1682, "u.data", "u.user"
+FILMS = 1682
 FIELD_SIZES = (FILMS, len(AGES) + 1, 2, len(OCCUPATIONS), 11)
 """How many values each field of a row can have: film, age group, gender, occupation, first digit of the zip code."""
 
@@ -38,12 +38,16 @@ def movielens(root: Path | str | None = None) -> DataBundle:
     """
     (path,) = SOURCES["movielens-100k"].require(root)
     with open_tree(path) as tree:
-        users = _read_users(tree)
-        records = _read_ratings(tree, users)
-    numbers = torch.tensor([record[0] for record in records])
-    starts = torch.tensor([0, *FIELD_SIZES[:-1]]).cumsum(0)
-    ids = torch.tensor([(film - 1, *users[user]) for user, film, _ in records]) + starts
-    whole = Split(Dense(ids), torch.tensor([int(rating >= LIKED) for *_, rating in records]), numbers)
+        users = _read(tree, "u.user", "|", ["user", "age", "gender", "occupation", "zip"]).set_index("user")
+        ratings = _read(tree, "u.data", "\t", ["user", "film", "rating", "time"])
+    try:
+        fields = _fields(ratings, users.loc[ratings["user"]])
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path}: not the ratings of MovieLens 100K ({error})") from error
+    starts = np.cumsum([0, *FIELD_SIZES[:-1]])
+    numbers = torch.tensor(ratings["user"].to_numpy())
+    targets = torch.from_numpy((ratings["rating"] >= LIKED).to_numpy().astype(np.int64))
+    whole = Split(Dense(torch.from_numpy(fields + starts)), targets, numbers)
     train, test = parted(whole, [f"movielens-100k:{user}" for user in numbers.tolist()])
     return DataBundle(
         name="movielens-100k",
@@ -59,46 +63,35 @@ def movielens(root: Path | str | None = None) -> DataBundle:
     )
 
 
-def _read_users(tree: FileTree) -> dict[int, tuple[int, int, int, int]]:
-    """Age group, gender, occupation and region of every user."""
-    found = {}
-    for line, (user, age, gender, occupation, zip_code) in _rating_lines(tree, USERS, "|", 5):
-        try:
-            group, region = sum(int(age) >= low for low in AGES), zip_code[:1]
-            found[int(user)] = (
-                group, "FM".index(gender), OCCUPATIONS.index(occupation), int(region) if region.isdigit() else 10,
-            )  # fmt: skip
-        except ValueError as error:
-            raise DataError(f"{tree.origin}: {USERS}, line {line}: no user's line ({error})") from error
-    return found
-
-
-def _read_ratings(tree: FileTree, users: Mapping[int, Sequence[int]]) -> list[tuple[int, int, int]]:
-    """User, film and rating, in the order of the file."""
-    found = []
-    for line, parts in _rating_lines(tree, RATINGS, "\t", 4):
-        try:
-            user, film, rating = (int(part) for part in parts[:3])
-        except ValueError as error:
-            raise DataError(f"{tree.origin}: {RATINGS}, line {line}: no rating ({error})") from error
-        if user not in users or not 1 <= film <= FILMS or not 1 <= rating <= 5:
-            raise DataError(
-                f"{tree.origin}: {RATINGS}, line {line}: got user {user}, film {film}, rating {rating}; expected a "
-                f"user of {USERS}, a film up to {FILMS} and a rating of 1 to 5"
-            )
-        found.append((user, film, rating))
-    if not found:
-        raise DataError(f"{tree.origin}: {RATINGS} holds no ratings")
-    return found
-
-
-def _rating_lines(tree: FileTree, name: str, separator: str, parts: int) -> list[tuple[int, list[str]]]:
+def _read(tree: FileTree, name: str, separator: str, columns: list[str]) -> pd.DataFrame:
     member = next((m for m in tree.names if m == name or m.endswith(f"/{name}")), None)
     if member is None:
         raise DataError(f"{tree.origin}: no {name} in it; expected the official archive or its folder")
-    lines = tree.read(member).decode("latin-1").splitlines()
-    found = [(number, line.split(separator)) for number, line in enumerate(lines, start=1) if line]
-    short = next((number for number, line in found if len(line) != parts), None)
-    if short is not None:
-        raise DataError(f"{tree.origin}: {name}, line {short}: expected {parts} parts between {separator!r}")
+    try:
+        return pd.read_csv(
+            io.BytesIO(tree.read(member)),
+            sep=separator,
+            names=columns,
+            encoding="latin-1",
+            dtype={"zip": str},
+        )
+    except ValueError as error:
+        raise DataError(f"{tree.origin}: {name} cannot be read as a table ({error})") from error
+
+
+def _fields(ratings: pd.DataFrame, who: pd.DataFrame) -> np.ndarray:
+    """Film, age group, gender, occupation and region of each rating, each counted from 0."""
+    if ratings.empty or not (ratings["film"].between(1, FILMS) & ratings["rating"].between(1, 5)).all():
+        raise ValueError(f"expected films up to {FILMS} and ratings of 1 to 5")
+    region = who["zip"].str[0]
+    fields = [
+        ratings["film"] - 1,
+        np.searchsorted(AGES, who["age"], side="right"),
+        pd.Categorical(who["gender"], ("F", "M")).codes,
+        pd.Categorical(who["occupation"], OCCUPATIONS).codes,
+        region.where(region.str.isdigit(), "10").astype(int),
+    ]
+    found = np.stack([np.asarray(field, dtype=np.int64) for field in fields], axis=1)
+    if (found < 0).any():
+        raise ValueError("expected a gender F or M, and an occupation of the list")
     return found

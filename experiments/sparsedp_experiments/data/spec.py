@@ -109,19 +109,23 @@ class DatasetRow:
     features: Callable[..., DataBundle] | None = None
     recipes: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        return (*options_of(self.loader), *self._feature_options)
-
-    @property
-    def _feature_options(self) -> tuple[str, ...]:
-        return () if self.features is None else options_of(self.features)
-
     def load(self, root: Path | str | None = None, **options: Any) -> DataBundle:
-        """The data set, with options of its loader and of its features given by name."""
-        check_options(self.name, options, self.options)
+        """The data set, with options of its loader and of its features given by name.
+
+        Raises:
+            SparseDPError: an option that neither knows.
+        """
+        known, of_features = (
+            options_of(self.loader),
+            () if self.features is None else options_of(self.features),
+        )
+        unknown = sorted(set(options) - {*known, *of_features})
+        if unknown:
+            raise SparseDPError(
+                f"data_options: {self.name} knows no {unknown}; expected some of {sorted((*known, *of_features))}"
+            )
         given = {**self.chosen, **options}
-        featured = {name: given.pop(name) for name in self._feature_options if name in given}
+        featured = {name: given.pop(name) for name in of_features if name in given}
         bundle = self.loader(root, **given)
         return bundle if self.features is None else self.features(bundle, **featured)
 
@@ -129,16 +133,3 @@ class DatasetRow:
 def options_of(loader: Callable[..., DataBundle]) -> tuple[str, ...]:
     """The options of a loader, by its signature."""
     return tuple(name for name in inspect.signature(loader).parameters if name not in _NOT_OPTIONS)
-
-
-def check_options(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse options that are not known.
-
-    Raises:
-        SparseDPError: with those that are.
-    """
-    unknown = sorted(set(given) - set(known))
-    if unknown and not known:
-        raise SparseDPError(f"data_options: {what} takes none, got {unknown}")
-    if unknown:
-        raise SparseDPError(f"data_options: {what} knows no {unknown}; expected some of {sorted(known)}")

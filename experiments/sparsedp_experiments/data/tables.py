@@ -127,7 +127,7 @@ def read_table(path: Path) -> Table:
         DataError: columns are missing, a row has another length, or a target or patient number is unknown.
     """
     columns = [*(column for block in schema() for column in block.columns), *_HOSPITAL_KNOWN]
-    return read_columns(path, columns, member="diabetic_data.csv", known=_HOSPITAL_KNOWN)
+    return read_columns(path, columns, _HOSPITAL_KNOWN, member="diabetic_data.csv")
 
 
 CENSUS_CLASSES = ("at most 50,000 dollars", "more than 50,000 dollars")
@@ -213,7 +213,7 @@ def _census_bundle(
     source, sides, paths = SOURCES[name], [], []
     for file in source.forms["official"]:
         path = source.find(file.names, root)
-        table = read_columns(path, columns, header=header, member=file.names[0], known=known)
+        table = read_columns(path, columns, known, header=header, member=file.names[0])
         labels = torch.tensor([targets[value] for value in table["income"]])
         sides.append(Split(encode(table, rules, unit_norm), labels))
         paths.append(path)
@@ -257,7 +257,7 @@ def compas(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle
     """
     (path,) = SOURCES["compas"].require(root)
     columns = [*(column for rule in _COMPAS_RULES for column in rule.columns), *_COMPAS_KNOWN]
-    table = read_columns(path, columns, known=_COMPAS_KNOWN)
+    table = read_columns(path, columns, _COMPAS_KNOWN)
     whole = Split(
         encode(table, _COMPAS_RULES, unit_norm),
         torch.tensor([int(value) for value in table["two_year_recid"]]),

@@ -74,8 +74,6 @@ def bag_of_words(texts: HashedTexts, buckets: int = BUCKETS) -> Sparse:
 
     **Edge cases.** A text without a word is the zero vector.
     """
-    if buckets < 1:
-        raise DataError(f"bag_of_words: got {buckets} buckets, expected at least 1")
     owner = np.repeat(np.arange(len(texts)), np.diff(texts.starts))
     pairs = np.unique(owner * buckets + texts.hashes % buckets)
     rows, columns = pairs // buckets, pairs % buckets
@@ -87,10 +85,6 @@ def bag_of_words(texts: HashedTexts, buckets: int = BUCKETS) -> Sparse:
 
 def token_ids(texts: HashedTexts, length: int, vocabulary: int = BUCKETS) -> Dense:
     """The first `length` tokens of each text as ids 1..vocabulary-1, padded with 0."""
-    if length < 1 or vocabulary < 2:
-        raise DataError(
-            f"token_ids: got length {length} and vocabulary {vocabulary}, expected at least 1 and 2"
-        )
     sizes = np.minimum(np.diff(texts.starts), length)
     rows = np.repeat(np.arange(len(texts)), sizes)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -103,7 +97,6 @@ CLASSES = ("negative", "positive")
 
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/\d+_\d+\.txt")
 _SIDES = ("train", "test")
-_ARRAYS = tuple(f"{side}_{part}" for side in _SIDES for part in ("hashes", "starts", "labels"))
 
 
 def imdb(root: Path | str | None = None, buckets: int = BUCKETS) -> DataBundle:
@@ -155,7 +148,7 @@ def _bundle(
 ) -> DataBundle:
     (path,) = SOURCES["imdb"].require(root)
     key = fingerprint([path], "imdb", 1)
-    arrays = cached_arrays(key, _ARRAYS, lambda: read_archive(path))
+    arrays = cached_arrays(key, lambda: read_archive(path))
 
     def part(side: str) -> Split:
         texts = HashedTexts(arrays[f"{side}_hashes"], arrays[f"{side}_starts"])
@@ -217,10 +210,6 @@ def zipf_texts(
     A text is more likely of the high class the better the mood of its words, which is zero over all texts. The same
     texts every time; `root` is not used, as nothing is read.
     """
-    if records < 10 or length < 1 or vocabulary < 3:
-        raise DataError(
-            f"zipf: got {records} records of {length} words of {vocabulary}, expected at least 10, 1 and 3"
-        )
     public = PublicRandomness(_SEED)
     ranks = (vocabulary - 1) ** _uniform(public, records * length, 0).reshape(records, length)
     ids = np.minimum(ranks.astype(np.int64), vocabulary - 1)

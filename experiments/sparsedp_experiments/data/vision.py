@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import math
 import re
 import struct
 import zlib
@@ -14,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 
 from sparsedp.errors import DataError
@@ -47,7 +46,6 @@ _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
 _BATCHES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
 _CIFAR_BYTES = 3 * 32 * 32
-_CIFAR_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _LARGEST_DIGIT_PIXEL, _DIGITS_TEST_EVERY = 16.0, 5
 
 
@@ -83,7 +81,7 @@ def cifar10(root: Path | str | None = None) -> DataBundle:
     form = by_name[path.name]
     key = fingerprint([path], "cifar10", 1)
     read = _read_jpeg if form == "jpeg" else _read_batches
-    arrays = cached_arrays(key, _CIFAR_ARRAYS, lambda: read(path))
+    arrays = cached_arrays(key, lambda: read(path))
     return DataBundle(
         name="cifar10",
         variant=form,
@@ -104,28 +102,12 @@ def read_idx(path: Path, axes: int) -> Bytes:
     try:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if raw[:2] == _GZIP_MAGIC else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path}: cannot be read as gzip ({error}); it is truncated or damaged: fetch it again"
-        ) from error
-    header = 4 + 4 * axes
-    if len(content) < header:
-        raise DataError(
-            f"{path}: got {len(content)} bytes, expected an IDX header of {header}: fetch it again"
-        )
-    zeros, kind, rank = struct.unpack(">HBB", content[:4])
-    if zeros != 0 or kind != _UNSIGNED_BYTE or rank != axes:
-        raise DataError(
-            f"{path}: got magic number {content[:4].hex()}, expected 000008{axes:02x} (IDX, bytes, {axes} axes). "
-            "Images and labels swapped, or not an IDX file"
-        )
-    shape = struct.unpack(f">{axes}I", content[4:header])
-    expected = math.prod(shape)
-    if len(content) - header != expected:
-        raise DataError(
-            f"{path}: got {len(content) - header} bytes of data, expected {expected} for {shape}: fetch it again"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+        zeros, kind, rank, *shape = struct.unpack_from(f">HBB{axes}I", content)
+        if (zeros, kind, rank) != (0, _UNSIGNED_BYTE, axes):
+            raise ValueError(f"not IDX of bytes with {axes} axes; are images and labels swapped?")
+        return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as IDX ({error}); fetch it again") from error
 
 
 def _load_idx(name: str, classes: tuple[str, ...], root: Path | str | None) -> DataBundle:
@@ -210,7 +192,7 @@ EYE_CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = {"all": "trainLabels.csv", "natural": "naturalLabels.csv"}
 """Which images to use: every labelled one, or a list with the prevalence of the original."""
 
-_IMAGE = re.compile(r"(\d+)_(left|right)")
+_IMAGE = re.compile(r"^(\d+)_(?:left|right)$")
 
 
 def eyepacs(root: Path | str | None = None, prevalence: str = "all", size: int = 64) -> DataBundle:
@@ -227,22 +209,16 @@ def eyepacs(root: Path | str | None = None, prevalence: str = "all", size: int =
     grades = read_grades(labels_path)
     with open_tree(pictures_path) as tree:
         by_image = _by_image(tree)
-        missing = [image for image in grades if image not in by_image]
-        if missing:
-            raise DataError(
-                f"{pictures_path}: no picture for {len(missing)} of the {len(grades)} images in {labels_path.name}, "
-                f"the first {missing[0]}"
-            )
+        if missing := [image for image in grades["image"] if image not in by_image]:
+            raise DataError(f"{pictures_path}: no picture for {len(missing)} images, the first {missing[0]}")
         listed = sorted(by_image)
         names = [by_image[image] for image in listed]
         key = fingerprint([pictures_path], "eyepacs", size) + hash_names(tree, names)
-        arrays = cached_arrays(
-            key, ("images",), lambda: {"images": decode_all(tree, names, size, channels=3)}
-        )
+        arrays = cached_arrays(key, lambda: {"images": decode_all(tree, names, size, channels=3)})
     row = {image: number for number, image in enumerate(listed)}
-    order = torch.tensor([row[image] for image in grades])
-    targets = torch.tensor([int(grade > 0) for grade in grades.values()])
-    patients = torch.tensor([patient_of(image) for image in grades])
+    order = torch.tensor([row[image] for image in grades["image"]])
+    targets = torch.tensor((grades["level"] > 0).to_numpy().astype(np.int64))
+    patients = torch.tensor(grades["patient"].to_numpy())
     whole = Split(Dense(torch.from_numpy(arrays["images"]), order), targets, patients)
     train, test = parted(whole, [f"eyepacs:{patient}" for patient in patients.tolist()])
     return DataBundle(
@@ -257,37 +233,23 @@ def eyepacs(root: Path | str | None = None, prevalence: str = "all", size: int =
     )
 
 
-def patient_of(image: str) -> int:
-    """The patient's number: both eyes share what is before _left or _right."""
-    match = _IMAGE.fullmatch(image)
-    if match is None:
-        raise DataError(f"eyepacs: got image name {image!r}, expected <number>_left or <number>_right")
-    return int(match[1])
+def read_grades(path: Path) -> pd.DataFrame:
+    """Image, grade (0 to 4) and patient of every line of a label file with the columns image and level.
 
-
-def read_grades(path: Path) -> dict[str, int]:
-    """Grade (0 to 4) of every image of a label file with the columns image and level."""
-    grades: dict[str, int] = {}
+    The patient's number is what stands before _left or _right: both eyes share it.
+    """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = csv.DictReader(stream)
-            if not {"image", "level"} <= set(rows.fieldnames or ()):
-                raise DataError(f"{path}: got columns {rows.fieldnames}, expected image and level")
-            for number, row in enumerate(rows, start=2):
-                image, level = row["image"], row["level"]
-                if level is None or level not in "01234" or len(level) != 1:
-                    raise DataError(
-                        f"{path}, line {number}: got level {level!r}, expected a grade from 0 to 4"
-                    )
-                if image in grades:
-                    raise DataError(f"{path}, line {number}: image {image!r} is listed twice")
-                patient_of(image)
-                grades[image] = int(level)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a table ({error})") from error
-    if not grades:
-        raise DataError(f"{path}: no images are listed")
-    return grades
+        found = pd.read_csv(path, usecols=["image", "level"], dtype=str, encoding="utf-8-sig")
+        found["patient"] = found["image"].str.extract(_IMAGE.pattern)[0].astype(np.int64)
+        found["level"] = found["level"].astype(np.int64)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as a table of images and levels ({error})") from error
+    wrong = found["image"].duplicated() | ~found["level"].between(0, 4)
+    if found.empty or wrong.any():
+        raise DataError(
+            f"{path}: expected grades from 0 to 4, each image once; got {list(found['image'][wrong])[:3]}"
+        )
+    return found
 
 
 def _by_image(tree: FileTree) -> dict[str, str]:

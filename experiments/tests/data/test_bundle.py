@@ -1,12 +1,9 @@
 """Data as the laboratory holds it: splits, bundles, files with known checksums, downloads and the cache."""
 
-import gzip
 import hashlib
-import io
 import logging
 import pickle
 import stat
-import zipfile
 
 import numpy as np
 import pytest
@@ -18,8 +15,8 @@ from sparsedp.errors import DataError
 from sparsedp.loading import BatchFetch
 from sparsedp_experiments.data import SOURCES, DataBundle, Dense, Split, get, status
 from sparsedp_experiments.data.bundle import Sparse, holdout
-from sparsedp_experiments.data.files import cache_dir, cache_path, cached_arrays, fingerprint
-from sparsedp_experiments.data.registry import DIFFERENT, OFFICIAL, UNKNOWN, compare, public_checksum
+from sparsedp_experiments.data.files import cache_path, cached_arrays, fingerprint
+from sparsedp_experiments.data.registry import is_original, public_checksum
 from sparsedp_experiments.data.spec import PublicFiles, SourceFile
 
 # Splits, bundles, and how inputs are kept.
@@ -120,27 +117,7 @@ def test_a_unit_on_both_sides_is_refused():
         DataBundle("toy", "made", train, test, ("a", "b"), unit="patient")
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Dense(torch.zeros(3)), r"expected \[records, ...\]"),
-        (lambda: Split(sparse_rows(), torch.zeros(3)), r"expected \(4,\)"),
-        (lambda: Split(sparse_rows(), torch.zeros(4), torch.zeros(4)), "expected 4 integers"),
-        (lambda: holdout(byte_split(), 1.0, 0), "between 0 and 1"),
-        (lambda: holdout(byte_split(2, units=torch.tensor([5, 5])), 0.5, 0), "at least two"),
-        (lambda: DataBundle("toy", "v", byte_split(), byte_split(), ("a",)), "outside the 1 classes"),
-        (
-            lambda: DataBundle("toy", "v", byte_split(), Split(sparse_rows(), torch.zeros(4)), ("a", "b")),
-            "expected the same",
-        ),
-    ],
-)
-def test_wrong_values_are_refused_with_the_reason(make, message):
-    with pytest.raises(DataError, match=message):
-        make()
-
-
-# NPZ files, the registry, the disk cache, downloads and the listing.
+# The registry, the disk cache and downloads.
 
 
 def test_every_download_has_a_checksum_and_a_secure_or_checked_address():
@@ -151,26 +128,13 @@ def test_every_download_has_a_checksum_and_a_secure_or_checked_address():
                 assert file.url is None or file.sha256
 
 
-def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "explicit"))
-    assert cache_dir() == tmp_path / "explicit"
-    monkeypatch.delenv("SPARSEDP_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_dir() == tmp_path / "xdg" / "sparsedp"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_dir() == tmp_path / ".cache" / "sparsedp"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
-    assert cache_dir() == tmp_path / ".cache" / "sparsedp"
-
-
 def make_numbers():
     return {"numbers": np.arange(5)}
 
 
 def test_the_cache_is_private_atomic_and_reused(private_cache):
-    assert cached_arrays("key", ("numbers",), make_numbers)["numbers"].tolist() == [0, 1, 2, 3, 4]
-    again = cached_arrays("key", ("numbers",), lambda: pytest.fail("made again"))
+    assert cached_arrays("key", make_numbers)["numbers"].tolist() == [0, 1, 2, 3, 4]
+    again = cached_arrays("key", lambda: pytest.fail("made again"))
     assert again["numbers"].tolist() == [0, 1, 2, 3, 4]
     folder = private_cache / "decoded"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -180,18 +144,18 @@ def test_the_cache_is_private_atomic_and_reused(private_cache):
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 10])
 def test_a_damaged_cache_file_is_made_again(private_cache, caplog, content):
-    cached_arrays("key", ("numbers",), make_numbers)
+    cached_arrays("key", make_numbers)
     cache_path("key", ".safetensors").write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        assert cached_arrays("key", ("numbers",), make_numbers)["numbers"].tolist() == [0, 1, 2, 3, 4]
+        assert cached_arrays("key", make_numbers)["numbers"].tolist() == [0, 1, 2, 3, 4]
     assert "cannot be read" in caplog.text
-    assert cached_arrays("key", ("numbers",), lambda: pytest.fail("made again"))["numbers"][4] == 4
+    assert cached_arrays("key", lambda: pytest.fail("made again"))["numbers"][4] == 4
 
 
 def test_a_cache_that_cannot_be_written_is_harmless(private_cache, caplog):
     private_cache.write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        assert cached_arrays("key", ("numbers",), make_numbers)["numbers"][4] == 4
+        assert cached_arrays("key", make_numbers)["numbers"][4] == 4
     assert "cannot be written" in caplog.text
 
 
@@ -213,20 +177,18 @@ def toy_source(monkeypatch, folder, content=b"payload", digest=None):
     file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
     spec = PublicFiles("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
     monkeypatch.setattr("sparsedp_experiments.data.registry.SOURCES", {"toy": spec})
-    monkeypatch.setattr("sparsedp_experiments.data.registry.SOURCES", {"toy": spec})
     return spec
 
 
 def test_a_download_is_checked_put_in_place_and_found(tmp_path, monkeypatch, private_cache):
     spec = toy_source(monkeypatch, tmp_path)
     assert status(spec).missing
-    calls = []
-    (path,) = get("toy", progress=lambda *call: calls.append(call))
+    (path,) = get("toy")
     assert path == private_cache / "datasets" / "toys" / "toy.bin"
     assert path.read_bytes() == b"payload"
-    assert calls == [("toy.bin", 7, 7)]
-    assert status(spec).checksums() == [OFFICIAL]
-    get("toy", opener=lambda _: pytest.fail("downloaded again"))
+    assert not status(spec).missing
+    (tmp_path / "remote" / "toy.bin").unlink()
+    assert get("toy") == [path]
 
 
 def test_a_wrong_checksum_keeps_nothing(tmp_path, monkeypatch, private_cache):
@@ -236,38 +198,12 @@ def test_a_wrong_checksum_keeps_nothing(tmp_path, monkeypatch, private_cache):
     assert list((private_cache / "datasets" / "toys").iterdir()) == []
 
 
-class ShortAnswer(io.BytesIO):
-    headers = {"Content-Length": "100"}  # noqa: RUF012
-
-
-@pytest.mark.parametrize(
-    ("opener", "message"),
-    [
-        (lambda _: ShortAnswer(b"payload"), "got 7 of 100 bytes"),
-        (lambda _: (_ for _ in ()).throw(OSError("no route to host")), "no route to host"),
-    ],
-)
-def test_a_broken_transfer_keeps_nothing_and_says_what_to_do(
-    tmp_path, monkeypatch, private_cache, opener, message
-):
+def test_a_broken_transfer_keeps_nothing_and_says_what_to_do(tmp_path, monkeypatch, private_cache):
     toy_source(monkeypatch, tmp_path)
-    with pytest.raises(DataError, match=message) as caught:
-        get("toy", opener=opener)
-    assert "fetch it by hand" in str(caught.value)
+    (tmp_path / "remote" / "toy.bin").unlink()
+    with pytest.raises(DataError, match="fetch it by hand"):
+        get("toy")
     assert list((private_cache / "datasets" / "toys").iterdir()) == []
-
-
-def test_the_original_is_known_through_its_compression(tmp_path):
-    content = b"the original"
-    known = (hashlib.sha256(content).hexdigest(),)
-    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("a.csv", content)
-    (tmp_path / "b.gz").write_bytes(gzip.compress(b"another")[:-3])
-    assert compare(tmp_path / "a.gz", known) is OFFICIAL
-    assert compare(tmp_path / "a.zip", known) is OFFICIAL
-    assert compare(tmp_path / "b.gz", known) is DIFFERENT
-    assert compare(tmp_path / "a.gz", ()) is UNKNOWN
 
 
 def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_path, monkeypatch):
@@ -287,4 +223,4 @@ def test_the_real_originals_have_their_public_checksums(real_data):
     for name in ("mnist", "fashion-mnist", "diabetes130"):
         found = status(SOURCES[name], real_data)
         if not found.missing:
-            assert set(found.checksums()) == {OFFICIAL}
+            assert all(is_original(path, file) for file, path in found.files)

@@ -74,45 +74,21 @@ def test_given_root_then_variable_then_cache(tmp_path, monkeypatch, private_cach
         fashion_mnist(tmp_path / "elsewhere")
 
 
-def break_gzip(path):
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def break_middle(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(bytes(content))
-
-
-def wrong_magic(path):
-    content = gzip.decompress(path.read_bytes())
-    path.write_bytes(gzip.compress(b"\x00\x00\x0d\x03" + content[4:]))
-
-
-def short_data(path):
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-5]))
-
-
-def long_data(path):
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b"more"))
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (break_gzip, "truncated or damaged"),
-        (break_middle, "truncated or damaged"),
-        (wrong_magic, "magic number 00000d03, expected 00000803"),
-        (short_data, "bytes of data, expected 5488"),
-        (long_data, "bytes of data, expected 5488"),
-        (lambda path: path.write_bytes(b"\x00\x00"), "expected an IDX header"),
+        lambda content: gzip.compress(content)[:-20],
+        lambda content: gzip.compress(b"\x00\x00\x0d\x03" + content[4:]),
+        lambda content: gzip.compress(content[:-5]),
+        lambda content: gzip.compress(content + b"more"),
+        lambda _: b"\x00\x00",
     ],
 )
-def test_a_damaged_file_is_named(tmp_path, damage, message):
+def test_a_damaged_file_is_named(tmp_path, damage):
     write_idx(tmp_path)
     victim = tmp_path / f"{NAMES['train_images']}.gz"
-    damage(victim)
-    with pytest.raises(DataError, match=message) as caught:
+    victim.write_bytes(damage(gzip.decompress(victim.read_bytes())))
+    with pytest.raises(DataError, match="cannot be read as IDX") as caught:
         mnist(tmp_path)
     assert str(victim) in str(caught.value)
 
@@ -241,8 +217,6 @@ def test_missing_batches_and_damaged_archives_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("member", "message"),
     [
-        ("../escape.jpg", "points outside the archive"),
-        ("/etc/x.jpg", "points outside the archive"),
         ("train/submarine/0000.jpg", "not train/<class>/<picture> of a CIFAR-10 class"),
         ("train/cat/broken.jpg", "cannot be decoded as a picture"),
     ],
@@ -267,7 +241,7 @@ def test_the_real_archive_opens_and_is_balanced(real_data):
         assert [sum(name.startswith(f"{side}/{c}/") for name in names) for c in CIFAR_CLASSES] == [each] * 10
 
 
-# Trees of pictures, EyePACS and SVHN.
+# EyePACS.
 
 
 def picture(colour=(10, 20, 30), size=(8, 8), kind="PNG"):
@@ -335,24 +309,21 @@ def test_natural_prevalence_uses_its_own_list(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ("image,level\n1_left,5\n", "line 2: got level '5', expected a grade from 0 to 4"),
-        ("image,level\n1_left,\n", "got level ''"),
-        ("image,level\n1_left\n", "got level None"),
-        ("image,level\n1_left,01\n", "got level '01'"),
-        ("image,level\n1_left,0\n1_left,1\n", "line 3: image '1_left' is listed twice"),
-        ("image,level\none_left,0\n", "expected <number>_left"),
-        ("picture,grade\n1_left,0\n", "expected image and level"),
-        ("image,level\n", "no images are listed"),
+        "image,level\n1_left,5\n",
+        "image,level\n1_left\n",
+        "image,level\n1_left,0\n1_left,1\n",
+        "image,level\none_left,0\n",
+        "picture,grade\n1_left,0\n",
+        "image,level\n",
     ],
 )
-def test_unknown_grades_and_images_are_named_with_their_line(tmp_path, content, message):
+def test_unknown_grades_and_images_are_refused(tmp_path, content):
     path = tmp_path / "trainLabels.csv"
     path.write_text(content)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=r"trainLabels\.csv"):
         read_grades(path)
-    assert "trainLabels.csv" in str(caught.value) or "eyepacs" in str(caught.value)
 
 
 @pytest.mark.data
@@ -363,5 +334,5 @@ def test_the_real_eye_labels_have_the_stated_counts(real_data):
     natural = read_grades(real_data / "eyepacs" / "naturalLabels.csv")
     assert len(whole) == 16_144
     assert len(natural) == 9_292
-    assert sum(grade > 0 for grade in natural.values()) == 2_464
-    assert natural.items() <= whole.items()
+    assert (natural["level"] > 0).sum() == 2_464
+    assert len(natural.merge(whole)) == len(natural)
