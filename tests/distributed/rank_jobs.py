@@ -30,11 +30,10 @@ import sparsedp
 from flat_settings import placed
 from sparsedp import distributed
 from sparsedp._serialization import to_json
-from sparsedp.errors import DataError, SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import StepReport
 from sparsedp.runs.directory import RunDirectory
-from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 
 SCRIPT = Path(__file__).with_name("rank_jobs.py")
 TESTS = Path(__file__).parents[1]
@@ -138,24 +137,12 @@ def digest(result: sparsedp.Result) -> str:
 
 
 def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
-    by_table = method in TABLES
-    protection: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp"}
-    arguments: dict[str, Any] = {
-        "method": method,
-        "epochs": 2,
-        "batch_size": 100,
-        "lr": 0.5,
-        "seed": 7,
-        "evaluate": accuracy,
-        **protection,
-        **changes,
-    }
-    if "model" not in arguments:
-        arguments["model"] = Bag() if by_table else network()
-    if "dataset" not in arguments:
-        arguments["dataset"] = words() if by_table else data()
-    model, dataset = arguments.pop("model"), arguments.pop("dataset")
-    return sparsedp.fit(model, dataset, arguments.pop("loss", LOSS), **placed(arguments))
+    """A short run, of a model and data as the method needs them."""
+    model, dataset = (Bag(), words()) if method in TABLES else (network(), data())
+    model, dataset = changes.pop("model", model), changes.pop("dataset", dataset)
+    how = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp", "epochs": 2, "batch_size": 100}
+    how |= {"method": method, "lr": 0.5, "seed": 7, "evaluate": accuracy, **changes}
+    return sparsedp.fit(model, dataset, how.pop("loss", LOSS), **placed(how))
 
 
 def accuracy(model: nn.Module) -> dict[str, float]:
@@ -167,6 +154,9 @@ TABLES = frozenset(
     m.name for m in sparsedp.list_methods() if m.ranking is not None and m.ranking.source.counts_rows
 )
 """Methods that rank rows of embedding tables, by a count of their own."""
+LONG = 16
+"""Epochs of the runs that are hurt."""
+FULL = "FULL"
 
 
 def refused(do: Callable[[], object]) -> str:
@@ -178,56 +168,25 @@ def refused(do: Callable[[], object]) -> str:
     return "nothing was refused"
 
 
-LONG = 16
-"""Epochs of the runs that are hurt."""
-FULL = "FULL"
-
-
 def every_method(folder: Path) -> dict[str, str]:
-    found = {}
-    for method in sparsedp.list_methods():
-        try:
-            found[method.name] = digest(train(method.name))
-        except SparseDPError as error:
-            found[method.name] = f"refused: {error}"
-    return found
+    return {method.name: digest(train(method.name)) for method in sparsedp.list_methods()}
 
 
 def every_way(folder: Path) -> dict[str, str]:
     """What may be given besides a method."""
-    moments = LeastSquares(6, CLASSES)
     adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
     ways: dict[str, dict[str, Any]] = {
         "normalised": {"normalise": sparsedp.PrivateNormalisation(clip_norm=3.0)},
         "averaged": {"ema_decay": 0.9, "optimizer": adam, "lr": None},
         "by hand": {"engine": "reference", "epochs": 1},
         "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
-        "few at once": {"max_physical_batch": 7},
+        "few people at once": {
+            "unit_ids": torch.arange(ROWS) % 130, "unit_name": "person", "rows_per_unit": 2, "max_physical_batch": 8,
+        },
         "a loss": {"private_loss": 2.0},
         "loaded apart": {"num_workers": 1},
-        "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
-    }
+    }  # fmt: skip
     return {name: digest(train(**changes)) for name, changes in ways.items()}
-
-
-def people(folder: Path) -> str:
-    """Units of several rows, in small micro-batches."""
-    numbers = torch.arange(ROWS) % 130
-    return digest(train(unit_ids=numbers, unit_name="person", rows_per_unit=2, max_physical_batch=8))
-
-
-def counted(folder: Path) -> str:
-    """Two releases in every step."""
-    return digest(train("adafest"))
-
-
-def kept(folder: Path) -> str:
-    """A run in a folder."""
-    return digest(train(run_dir=folder / "RUN"))
-
-
-def second(folder: Path) -> str:
-    return refused(lambda: train(run_dir=folder / "RUN"))
 
 
 def threads(folder: Path) -> str:
@@ -239,26 +198,19 @@ def threads(folder: Path) -> str:
         torch.set_num_threads(1)
 
 
-class Uncounted(TensorDataset):
-    """Cannot say how many rows it has, on one rank."""
+def at_step(number: int, do: Callable[[], object]) -> Callable[[object], None]:
+    """A callback: rank 1 does this after so many steps."""
 
-    def __len__(self) -> int:
-        if dist.get_rank() == 1:
-            raise DataError("the disk is gone")
-        return ROWS
+    def callback(event: object) -> None:
+        if isinstance(event, StepReport) and event.step == number and dist.get_rank() == 1:
+            do()
 
-
-def uncounted(folder: Path) -> str:
-    return refused(lambda: train(dataset=Uncounted(*data().tensors)))
+    return callback
 
 
 def ended(folder: Path) -> list[str]:
     """One rank is told to end, as by a launcher: all save and stop, and go on later."""
-
-    def end(event: object) -> None:
-        if isinstance(event, StepReport) and event.step == 3 and dist.get_rank() == 1:
-            signal.raise_signal(signal.SIGTERM)
-
+    end = at_step(3, lambda: signal.raise_signal(signal.SIGTERM))
     said = "it was not told"
     try:
         train(run_dir=folder / "ENDED", callbacks=[end])
@@ -270,36 +222,19 @@ def ended(folder: Path) -> list[str]:
     return [said, str(stopped_at), again, digest(train())]
 
 
-def releases(folder: Path) -> str:
-    """One rank has another PyTorch."""
-    from sparsedp.training import ranks
-
-    real = ranks.versions
-    ranks.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
-    try:
-        return refused(train)
-    finally:
-        ranks.versions = real
-
-
 def drifts(folder: Path) -> str:
     """One rank's weights move by themselves."""
     model = network()
-
-    def drift(event: object) -> None:
-        if isinstance(event, StepReport) and event.step == 5 and dist.get_rank() == 1:
-            with torch.no_grad():
-                next(model.parameters()).add_(1e-6)
-
+    drift = at_step(5, lambda: next(model.parameters()).data.add_(1e-6))
     return refused(lambda: train(model=model, callbacks=[drift]))
 
 
-def fails(folder: Path) -> None:
-    """One rank's loss raises, in its own part of a step."""
+def failing(steps: int, folder: Path) -> None:
+    """One rank's loss raises, in its own part of a step after so many; rank 0 notes what was released."""
     reached = [-1]
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        if dist.get_rank() == 1 and reached[0] == 3:
+        if dist.get_rank() == 1 and reached[0] == steps:
             raise SparseDPError("no more")
         return LOSS(output, target)
 
@@ -309,18 +244,16 @@ def fails(folder: Path) -> None:
             if dist.get_rank() == 0:
                 (folder / "released.txt").write_text(str(event.step))
 
-    train(loss=loss, callbacks=[note], run_dir=folder / "RUN")
+    train(loss=loss, callbacks=[note], run_dir=folder / "FAILED")
+
+
+def fails(folder: Path) -> None:
+    failing(3, folder)
 
 
 def refuses(folder: Path) -> str:
     """One rank refuses its model before the first step."""
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        if dist.get_rank() == 1:
-            raise SparseDPError("no more")
-        return LOSS(output, target)
-
-    return refused(lambda: train(loss=loss))
+    return refused(lambda: failing(-1, folder))
 
 
 def unseeded(folder: Path) -> dict[str, Any]:
@@ -340,49 +273,6 @@ def sharded(folder: Path) -> dict[str, Any]:
     twice = refused(lambda: train(unit_ids=torch.arange(ROWS), unit_name="person", sharded=True))
     copies = refused(lambda: train(sharded=True))
     return {"digest": digest(result), "units": result.plan.units, "twice": twice, "copies": copies}
-
-
-def noise(folder: Path) -> list[str]:
-    """Where noise was drawn."""
-    from sparsedp.randomness import SystemRandomness
-
-    drawn, real = [], SystemRandomness.add_rounded_gaussian
-
-    def counted(self: Any, bits: int, sums: Tensor, key: Any) -> None:
-        drawn.append(sums.numel())
-        real(self, bits, sums, key)
-
-    SystemRandomness.add_rounded_gaussian = counted  # type: ignore[method-assign]
-    try:
-        result = train(
-            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.list_methods()} else "dense", seed=None
-        )
-    finally:
-        SystemRandomness.add_rounded_gaussian = real  # type: ignore[method-assign]
-    return [len(drawn), result.ledger.steps]  # type: ignore[list-item]
-
-
-def sums(folder: Path) -> dict[str, Any]:
-    """What each rank adds to the first steps, with and without a change to rows of rank 1."""
-
-    def local_sums(dataset: TensorDataset) -> list[list[int]]:
-        seen, real = [], distributed.reduce_sum
-
-        def watched(values: Tensor) -> Tensor:
-            seen.append(values.tolist())
-            return real(values)
-
-        distributed.reduce_sum = watched
-        try:
-            train(dataset=dataset, epochs=1)
-        finally:
-            distributed.reduce_sum = real
-        return seen[:1]
-
-    inputs, labels = data().tensors
-    other = inputs.clone()
-    other[128:256] += 1  # the second block, whose owner is rank 1
-    return {"honest": local_sums(data()), "changed": local_sums(TensorDataset(other, labels))}
 
 
 class Hit(NamedTuple):
@@ -436,27 +326,10 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def unhurt(folder: Path) -> str:
-    """The run that `hurt` would be."""
-    return digest(train(run_dir=folder / "UNHURT", epochs=LONG))
-
-
-def resumed(folder: Path) -> str:
-    """Goes on with the run that was hurt."""
-    return digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True))
-
-
-def with_activation(layer: nn.Module) -> nn.Module:
-    """The same tensors, and something else done with them."""
-    model = network()
-    model[1] = layer
-    return model
-
-
 DIFFERING: dict[str, Callable[[bool], dict[str, Any]]] = {
     "plans": lambda odd: {"epsilon": 4.0 + odd},
     "models": lambda odd: {"model": network(8 + odd)},
-    "parts": lambda odd: {"model": with_activation(nn.ReLU() if odd else nn.Tanh())},
+    "parts": lambda odd: {"model": nn.Sequential(nn.Linear(6, CLASSES), nn.ReLU() if odd else nn.Tanh())},
     "modes": lambda odd: {"model": network().train(not odd)},
     "losses": lambda odd: {"loss": nn.MultiMarginLoss(reduction="none") if odd else LOSS},
     "others": lambda odd: {"dataset": data(seed=int(odd))},
@@ -471,14 +344,15 @@ def differing(name: str) -> Callable[[Path], str]:
     return lambda folder: refused(lambda: train(**DIFFERING[name](dist.get_rank() == 1)))
 
 
-JOBS: dict[str, Callable[[Path], Any]] = {name: differing(name) for name in DIFFERING} | {
-    job.__name__: job
-    for job in (
-        every_method, every_way, threads, uncounted, ended, people, counted, kept,
-        second, releases, drifts, fails, refuses, unseeded,
-        sharded, noise, sums, hurt, unhurt, resumed,
-    )
-}  # fmt: skip
+JOBS: dict[str, Callable[[Path], Any]] = {
+    **{name: differing(name) for name in DIFFERING},
+    "kept": lambda folder: digest(train(run_dir=folder / "RUN")),
+    "second": lambda folder: refused(lambda: train(run_dir=folder / "RUN")),
+    "unhurt": lambda folder: digest(train(run_dir=folder / "UNHURT", epochs=LONG)),
+    "resumed": lambda folder: digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True)),
+    **{job.__name__: job for job in (every_method, every_way, threads, ended, drifts)},
+    **{job.__name__: job for job in (fails, refuses, unseeded, sharded, hurt)},
+}
 
 
 def main() -> None:
