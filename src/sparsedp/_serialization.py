@@ -9,6 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, final
 
@@ -90,14 +91,14 @@ def _thaw(value: Any) -> Any:
 
 
 def to_json(value: Any) -> Json:
-    """Convert dataclasses, mappings and sequences to dicts and lists, all the way down."""
+    """Convert dataclasses, enums, mappings and sequences to plain values, dicts and lists, all the way down."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def from_json(kind: type[T], value: Json, where: str) -> T:
@@ -145,6 +146,8 @@ def _read(hint: Any, value: Json, where: str) -> Any:
         absent = dataclasses.MISSING
         required = [f.name for f in fields if f.default is absent and f.default_factory is absent]
         return typing.cast("type", hint)(**_fields(hint, value, where, required=required))
+    if isinstance(hint, type) and issubclass(hint, Enum) and value in [one.value for one in hint]:
+        return hint(value)
     plain = isinstance(hint, type) and not origin and not typing.is_typeddict(hint)
     exact = plain and isinstance(value, bool) is (hint is bool)
     if exact and isinstance(value, (int, float) if hint is float else hint):
@@ -172,6 +175,8 @@ def _hints(hint: Any) -> dict[str, Any]:
 
 def _wrong(hint: Any, value: Json, where: str) -> DataError:
     name = getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        name = f"one of {[one.value for one in hint]}"
     return DataError(f"{where}: got {value!r}, expected {name}")
 
 

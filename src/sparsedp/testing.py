@@ -165,7 +165,7 @@ def _begun(plan: Plan) -> SupportScheduler:
         total = controller.tables.total
         counts = torch.randn(total, generator=_generator(7, 0), dtype=torch.float64)
         scale = torch.full((total,), 0.1, dtype=torch.float64)
-        controller.observe_selection(made_up_release(Support.full(total), counts, scale, 0))
+        controller.observe_counts(made_up_release(Support.full(total), counts, scale, 0))
     return controller
 
 

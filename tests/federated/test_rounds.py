@@ -362,8 +362,7 @@ def test_a_client_moves_a_count_by_at_most_its_bound(method):
     def counted(meddle):
         trainer = trainer_of(everyone(method))
         seen, controller = [], trainer.learner.controller
-        for name in ("observe_selection", "observe_counts"):
-            setattr(controller, name, lambda released: seen.append(released.mean * CLIENTS))
+        controller.observe_counts = lambda released: seen.append(released.mean * CLIENTS)
         clients = Loopback(meddle, world=TEXTS)
         begun = trainer.configure_round()
         answers = {number: clients.ask(number, begun.task) for number in begun.clients}
@@ -431,7 +430,7 @@ def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
 def test_a_selection_that_was_paid_for_and_lost_is_not_released_again(tmp_path, monkeypatch):
     plan = a_plan("fest")
     trainer = trainer_of(plan, seed=None, run_dir=tmp_path / "run")
-    monkeypatch.setattr(trainer.learner.controller, "observe_selection", lambda released: 1 / 0)
+    monkeypatch.setattr(trainer.learner.controller, "observe_counts", lambda released: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Loopback(world=TEXTS).round(trainer)
     trainer.close()

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from oracles.network import TinyNetwork
-from sparsedp.batch import MicroBatch, from_criterion
+from oracles.papers import TinyNetwork
+from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
-from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import SELECT, Method, OffSupport
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.public_scores import Knowledge
@@ -37,22 +36,18 @@ def layout_of(*shapes: tuple[int, ...]) -> ParameterLayout:
     return ParameterLayout(tuple(slots))
 
 
-def known_of(layout: ParameterLayout) -> Knowledge:
-    """Weights 0, 1, 2, ...: public, and the same for all."""
-    return Knowledge(lambda: torch.arange(layout.dimension, dtype=torch.float64))
-
-
 def begun(
     plan: Plan,
     layout: ParameterLayout,
     public: PublicRandomness = PublicRandomness(5),  # noqa: B008
 ) -> SupportScheduler:
-    """A controller after its selection, if it has one, on made-up counts."""
-    controller = SupportScheduler(plan, layout, public, known_of(layout))
+    """A controller after its selection, if it has one, on made-up counts; the weights are 0, 1, 2, ..."""
+    known = Knowledge(lambda: torch.arange(layout.dimension, dtype=torch.float64))
+    controller = SupportScheduler(plan, layout, public, known)
     if controller.tables is not None and SELECT in controller.method.stages:
         total = controller.tables.total
         counts = torch.from_numpy(np.random.default_rng(7).standard_normal(total))
-        controller.observe_selection(release(Support.full(total), counts, 0.1))
+        controller.observe_counts(release(Support.full(total), counts, 0.1))
     return controller
 
 
@@ -108,7 +103,6 @@ def run(
     method: Method,
     *,
     layout: ParameterLayout | None = None,
-    seed: int = 0,
     make: Callable[[int, int, StepSetting], Release] = random_release,
     **plan_settings: float,
 ) -> Run:
@@ -119,11 +113,12 @@ def run(
     settings = []
     for step in range(plan.total_steps):
         settings.append(controller.begin_step(step))
-        controller.update(make(seed, step, settings[-1]))
+        controller.update(make(0, step, settings[-1]))
     return Run(controller, plan, settings)
 
 
 NETWORK = TinyNetwork(inputs=5, hidden=3, classes=3)
+LAYOUT = layout_of((3, 5), (3,), (3, 3), (3,))
 PUBLIC = PublicRandomness(99)
 
 
@@ -144,45 +139,23 @@ class InjectedNoise:
         sums += self.rounded_gaussian(bits, sums.numel(), key)
 
 
-class TorchModel:
-    """The same network in PyTorch, through the reference engine."""
-
-    def __init__(self) -> None:
-        self._model = nn.Sequential(
-            nn.Linear(NETWORK.inputs, NETWORK.hidden), nn.Tanh(), nn.Linear(NETWORK.hidden, NETWORK.classes)
-        ).double()
-        self._engine = ReferenceEngine(self._model, from_criterion(nn.CrossEntropyLoss(reduction="none")))
-        self.layout = self._engine.layout
-
-    def load(self, theta: Tensor) -> None:
-        nn.utils.vector_to_parameters(theta, self._model.parameters())
-        self.parts: list[Tensor] = []
-
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
-        total = self._engine.clipped_sum(batches, query)
-        self.parts.append(total.clone())  # the mechanism takes the memory of what it is given
-        return total
-
-
+@dataclass
 class HandWritten:
-    """The same engine contract on the hand-written gradients: much faster at this size."""
+    """The network's hand-written gradients, clipped and summed as every engine does."""
 
-    def __init__(self) -> None:
-        self.layout = TorchModel().layout
-
-    def load(self, theta: Tensor) -> None:
-        self._theta = theta.numpy()
-        self.parts: list[Tensor] = []
+    theta: np.ndarray
+    layout: ParameterLayout = LAYOUT
+    parts: list[Tensor] = field(default_factory=list)
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         rows = [
-            NETWORK.gradient(self._theta, x, y)
+            NETWORK.gradient(self.theta, x, y)
             for batch in batches
             for x, y in zip(batch.rows[0].numpy(), batch.rows[1].numpy(), strict=True)
         ]
         gradients = torch.tensor(np.array(rows)).reshape(len(rows), NETWORK.dimension)
         total = sum_clipped_rows(query.support.gather(gradients), query)
-        self.parts.append(total.clone())
+        self.parts.append(total.clone())  # the mechanism takes the memory of what it is given
         return total
 
 
@@ -234,14 +207,12 @@ def drive(
     momentum: float = 0.0,
     randomness: PrivateRandomness | None = None,
     replace: Callable[[int, StepSetting], Release] | None = None,
-    engine: TorchModel | HandWritten | None = None,
 ) -> Trajectory:
     """The design's private step, literally: setting, release, apply, observe.
 
     With `replace`, the mechanism runs on the data but what it releases is swapped for that.
     """
-    engine = engine or TorchModel()
-    controller = begun(plan, engine.layout, PUBLIC)
+    controller = begun(plan, LAYOUT, PUBLIC)
     injected, ledger = InjectedNoise(problem.noise), ChargeLog()
     inputs, labels = (torch.from_numpy(array) for array in problem.data)
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()
@@ -249,10 +220,11 @@ def drive(
     for step, rows in enumerate(problem.batches):
         setting, phase = controller.begin_step(step), plan.phase_at(step)
         theta, velocity = _change(setting, theta, velocity)
-        engine.load(theta)
+        engine = HandWritten(theta.numpy())
         injected.support = setting.support
-        clip = FlatClip(phase.clip_norm)
-        query = ClippedSumQuery(setting.support, clip, setting.geometry, setting.per_sample_top)
+        query = ClippedSumQuery(
+            setting.support, FlatClip(phase.clip_norm), setting.geometry, setting.per_sample_top
+        )
         batch = [MicroBatch((inputs[part], labels[part])) for part in np.array_split(rows, 2)]
         expected = plan.expected_batch_size(phase)
         released = GaussianMechanism(ledger, randomness or injected).release(

@@ -1,28 +1,33 @@
-"""Rows of the methods table: their settings, their JSON, and how many coordinates they will train."""
+"""Rows of the methods table: settings, JSON, how many coordinates they will train; and what "auto" takes of them."""
 
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+import torch
 from method_tools import plan_of, run
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from sparsedp.cli.plan import count_active
+import sparsedp
+from sparsedp.cli.plan import count_active, quote
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import PlanConfig
+from sparsedp.methods import PlanConfig, build_plan
+from sparsedp.methods.auto import MIN_NOISE_RATIO, choose_method, is_linear, noise_ratio
 from sparsedp.methods.catalog import get_method, list_methods, register_method
-from sparsedp.methods.method import WARM_UP, Decays, GeometryRule, Method, OffSupport
+from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, Decays, GeometryRule, Method, OffSupport
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import EverySteps, PerEpoch, PiecewiseConstant, ProgressiveUnfreezing, Refresh
-from sparsedp.methods.scores import Coherent, Energy, RandomOrder
+from sparsedp.methods.schedules import EverySteps, ProgressiveUnfreezing, Refresh
+from sparsedp.methods.scores import Coherent, Contributions, register_ranking
 from sparsedp.parameters import ParameterLayout
 
 CHANGED = {
     "active_ratio": 0.25,
     "refresh": Refresh.EVERY_PERIOD,
     "clock": EverySteps(20),
-    "schedule": PiecewiseConstant((1.0, 0.5)),
+    "schedule": ProgressiveUnfreezing((0.5, 1.0)),
     "geometry": GeometryRule.STANDARDIZED,
     "off_support": OffSupport.DROPPED,
     "granularity": Granularity.ROWS,
@@ -33,7 +38,7 @@ CHANGED = {
 AS_TYPED = {
     "refresh": "every period",
     "clock": {"every_steps": 20},
-    "schedule": {"name": "listed", "ratios": [1.0, 0.5]},
+    "schedule": {"name": "release", "ratios": [0.5, 1.0]},
     "geometry": "standardized",
     "off_support": "dropped",
     "granularity": "rows",
@@ -41,18 +46,15 @@ AS_TYPED = {
 }
 
 
-def test_the_two_phase_rows_differ_only_in_their_ranking():
-    for name, ranking in {"tp-topk": Energy(), "tp-coherent": Coherent(), "tp-rand": RandomOrder()}.items():
-        values, topk = get_method(name).to_json(), get_method("tp-topk").to_json()
-        assert get_method(name).ranking == ranking
-        assert {**values, "name": "", "ranking": ""} == {**topk, "name": "", "ranking": ""}
-
-
 def test_a_name_is_registered_once_and_an_unknown_one_is_answered_with_the_known():
     row = get_method("dp-sgd")
     assert register_method(row) is row
-    with pytest.raises(SparseDPError, match="taken"):
-        register_method(Method(name="dp-sgd", ranking=RandomOrder()))
+    for register, other in (
+        (register_method, Method(name="dp-sgd", scope=("head",))),
+        (register_ranking, Contributions(0.5)),
+    ):
+        with pytest.raises(SparseDPError, match="taken"):
+            register(other)
     with pytest.raises(SparseDPError, match=r"got 'tp-topkk', expected one of .*'tp-topk'"):
         get_method("tp-topkk")
 
@@ -66,11 +68,12 @@ def test_get_method_every_change_reaches_the_row_and_survives_json(changes):
     assert {name: getattr(row, name) for name in CHANGED} == CHANGED
     assert Method.from_json(json.loads(json.dumps(row.to_json()))) == row
     assert WARM_UP not in row.changed(warm_up=False).stages
+    assert row.changed(active_ratio=None, ranking=None, warm_up=None) == row
 
 
-@pytest.mark.parametrize("method", list_methods(), ids=lambda method: method.name)
-def test_get_method_none_changes_nothing(method):
-    assert method.changed(active_ratio=None, ranking=None, warm_up=None) == method
+def test_a_ranking_with_values_of_its_own_is_read_from_json():
+    changes = {"ranking": {"name": "contributions", "threshold": 1.0, "share": 0.5}}
+    assert get_method("adafest", **changes).ranking == Contributions(1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -78,32 +81,30 @@ def test_get_method_none_changes_nothing(method):
     [
         ("tp-topk", {"ratio": 0.2}, r"got \['ratio'\], expected some of .*'active_ratio'"),
         ("tp-topk", {"refresh": "often"}, "got 'often', expected one of"),
-        ("tp-topk", {"granularity": "layers"}, "granularity: got 'layers', expected one of"),
         ("tp-topk", {"clock": "daily"}, "clock: got 'daily', expected"),
         ("tp-topk", {"clock": {"per_epoch": 0}}, "whole number >= 1"),
         ("tp-topk", {"schedule": {"name": "warming"}}, "schedule: got"),
         ("tp-topk", {"schedule": {"name": "release", "ratios": [2]}}, "release: got 2"),
         ("tp-topk", {"decays": {"center": 0.5}}, "decays: got"),
+        ("tp-topk", {"ranking": "luck"}, "ranking: got 'luck'"),
+        ("adafest", {"ranking": {"name": "contributions", "tau": 2}}, r"unknown fields \['tau'\]"),
+        ("adafest", {"ranking": {"name": "contributions", "share": 1.0}}, r"in \(0, 1\)"),
         ("dp-sgd", {"active_ratio": 0.5}, "trains every coordinate"),
-        ("dp-sgd", {"refresh": Refresh.ONCE}, "would do nothing"),
-        ("dp-sgd", {"schedule": PiecewiseConstant((0.5,))}, "would do nothing"),
-        ("tp-topk", {"active_ratio": 0.0}, "active_ratio: got 0.0"),
+        ("dp-sgd", {"refresh": "every period"}, "would do nothing"),
         ("tp-topk", {"active_ratio": "auto"}, "active_ratio: got 'auto'"),
         ("tp-topk", {"per_sample_top": 1.5}, "per_sample_top: got 1.5"),
-        ("on-rand", {"decays": Decays(0.5)}, "belong to the standardized geometry"),
-        ("tp-topk", {"ranking": "luck"}, "ranking: got 'luck'"),
-        ("adadpigu", {"schedule": ProgressiveUnfreezing((0.5,))}, "below active_ratio=0.6"),
         ("on-rand", {"prune": True}, "coasting would move them again"),
+        ("tp-topk", {"stages": (WARM_UP, HEAD, MAIN)}, "at most one of WARM_UP and HEAD"),
+        ("tp-topk", {"stages": (MAIN, WARM_UP)}, "MAIN as the last"),
+        ("tp-topk", {"stages": (SELECT, WARM_UP, MAIN)}, "come together"),
+        ("fest", {"stages": (MAIN,)}, "come together"),
+        ("fest", {"granularity": "coordinates"}, r"give granularity=Granularity\.ROWS"),
+        ("adafest", {"clock": {"per_epoch": 1}}, r"clock=EverySteps\(1\)"),
     ],
 )
 def test_get_method_change_without_meaning_raises(name, changes, message):
     with pytest.raises(SparseDPError, match=message):
         get_method(name, **changes)
-
-
-def test_a_dense_method_given_a_ranking_becomes_a_sparse_one():
-    row = get_method("dp-sgd", ranking="random", active_ratio=0.5, clock=PerEpoch(3))
-    assert (row.ranking, row.clock) == (RandomOrder(), PerEpoch(3))
 
 
 MODEL = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
@@ -125,3 +126,83 @@ def test_count_active_is_known_from_the_number_of_parameters_where_the_method_na
     assert count_active(get_method("dp-sgd"), 1000) == 1000
     assert [count_active(get_method(name), 1000) for name in ("head", "bias", "norms", "fest")] == [None] * 4
     assert count_active(get_method("adafest"), LAYOUT) is None  # its support is chosen in every step
+
+
+CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
+
+
+def test_r_is_the_expected_norm_of_the_noise_over_the_clip_norm():
+    plan = build_plan("dp-sgd", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
+    std = plan.phases[0].noise_multiplier * 0.1
+    norms = (std * torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) / 2048).norm(dim=1)
+    assert noise_ratio(plan, 1000) == pytest.approx(float(norms.mean()) / 0.1, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "epsilon", "units", "expected"),
+    [
+        (5_000, 1.0, 50_000, "tp-adaptive"),
+        (400, 1.0, 50_000, "dp-sgd"),
+        (5_000, 50.0, 50_000, "dp-sgd"),
+        (2_000_000, 1.0, 50_000, "dp-sgd"),
+        (5_000, 1.0, 10_000, "tp-adaptive"),
+        (5_000, 1.0, 9_999, "dp-sgd"),
+    ],
+)
+def test_one_linear_layer_finds_its_support_where_noise_is_audible(dimension, epsilon, units, expected):
+    plan = {**CIFAR, "units": units}
+    method = choose_method(dimension, linear=True, epsilon=epsilon, max_grad_norm=0.1, **plan)
+    assert method.name == expected
+    assert not method.denoise
+    assert choose_method(dimension, epsilon=epsilon, max_grad_norm=0.1, **plan) == get_method("dp-sgd")
+
+
+def test_linear_is_what_trains_one_linear_layer_and_nothing_else():
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).requires_grad_(False)
+    assert is_linear(nn.Sequential(body, nn.Linear(4, 2)))
+    for other in (nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), nn.Embedding(9, 2), nn.Tanh()):
+        assert not is_linear(other)
+
+
+def test_all_coordinates_of_a_network_are_trained_where_they_are_few():
+    few = {"units": 1400, "batch_size": 128, "epochs": 10, "delta": 1e-5, "accountant": "rdp", "epsilon": 8.0}
+    assert MIN_NOISE_RATIO < noise_ratio(build_plan("dp-sgd", **few), 4810) < 1
+    assert choose_method(4810, **few) == get_method("dp-sgd")
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, "dp-sgd"), (9, "dp-sgd"), (10, "tp-topk")])
+def test_a_plan_too_short_for_a_warm_up_is_dense(epochs, expected):
+    short = {"units": 2000, "batch_size": 2000, "delta": 1e-5, "accountant": "rdp", "max_grad_norm": 0.1}
+    plan = {**short, "epochs": epochs, "epsilon": 1.0}
+    dimension = math.ceil((0.7 / noise_ratio(build_plan("dp-sgd", **plan), 1)) ** 2)
+    method = choose_method(dimension, **plan)
+    assert method.name == expected
+    build_plan(method, **plan)
+
+
+def test_the_threshold_is_where_it_is_said_to_be():
+    plan = build_plan("dp-sgd", epsilon=3.0, **CIFAR)
+    at = (MIN_NOISE_RATIO / noise_ratio(plan, 1)) ** 2
+    assert choose_method(math.floor(at) - 1, epsilon=3.0, **CIFAR).name == "dp-sgd"
+    assert choose_method(math.ceil(at) + 1, epsilon=3.0, **CIFAR).name == "tp-topk"
+
+
+def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
+    parts = {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
+    spec = PlanConfig.asked("tp-topk", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
+    rows = {row["which"]: row for row in quote(spec, ParameterLayout.of(model), ())["noise_ratios"]}
+    assert {name: rows[name]["coordinates"] for name in parts} == parts
+    assert set(rows) - set(parts) == {"the support of tp-topk"}
+    noise = spec.plan().phases[-1].noise_multiplier / 2048
+    for row in rows.values():
+        assert row["noise_ratio"] == pytest.approx(noise * math.sqrt(row["coordinates"]))
+
+
+def test_fit_chooses_by_itself_and_says_once_which_delta_it_took(caplog):
+    data = TensorDataset(torch.rand(200, 6), torch.arange(200) % 3)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    with caplog.at_level("INFO", logger="sparsedp"):
+        found = sparsedp.fit(nn.Linear(6, 3), data, loss, epsilon=8.0, epochs=2, accountant="rdp", seed=1)
+    assert found.method == "dp-sgd"
+    assert sum("delta was not given" in line for line in caplog.messages) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from method_tools import NETWORK, PUBLIC, Problem, drive
 
-from oracles import adadpigu, random_sparsification, tp_topk
+from oracles import papers
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Decays
 from sparsedp.methods.plan_config import PlanConfig
@@ -66,7 +66,7 @@ def random_score(released, *_):
     return -np.argsort(PUBLIC.permutation(D, (0, 0)).numpy())
 
 
-TWO_PHASE = {"tp-topk": tp_topk.energy_score, "tp-coherent": tp_topk.coherent_score, "tp-rand": random_score}
+TWO_PHASE = {"tp-topk": papers.energy_score, "tp-coherent": papers.coherent_score, "tp-rand": random_score}
 
 
 @pytest.mark.parametrize("name", TWO_PHASE)
@@ -76,7 +76,7 @@ def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_a
     problem = Problem(steps=20, seed=seed)
     plan = plan_for(method, problem, 4, {"warm-up": 1.1, "main": 0.7}, max_grad_norm=(0.8, 0.5))
     run = drive(plan, problem, lr=0.5)
-    oracle = tp_topk.train(
+    oracle = papers.train_tp_topk(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T1=6, B=8, C1=0.8, C2=0.5, sigma1=1.1, sigma2=0.7, lr=0.5, k=8,
         score=TWO_PHASE[name],
@@ -92,7 +92,7 @@ def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_a
 def test_dp_sgd_is_the_first_phase_for_good():
     method, problem = get_method("dp-sgd"), Problem(steps=10)
     run = drive(plan_for(method, problem, 2, {"train": 1.1}), problem, lr=0.5)
-    oracle = tp_topk.train(
+    oracle = papers.train_tp_topk(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T1=10, B=8, C1=1.0, C2=1.0, sigma1=1.1, sigma2=1.1, lr=0.5, k=D,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active
     plan = plan_for(method, problem, epochs, {"train": 0.9})
     run = drive(plan, problem, lr=0.3, momentum=momentum)
     orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(refresh * epochs)]
-    oracle = random_sparsification.train_random(
+    oracle = papers.train_random(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
         E=epochs, final_rate=1 - active_ratio, B=8, lr=0.3, momentum=momentum, clip=1.0, sigma=0.9,
         refresh=refresh,
@@ -124,7 +124,7 @@ def test_ranked_is_algorithm_4_and_on_topk_the_same_with_the_energy_score(name, 
     plan = plan_for(method, problem, 4, {"train": 0.5}, max_grad_norm=0.8)
     run = drive(plan, problem, lr=0.3, momentum=0.9)
     fresh = [PUBLIC.normal(D, (FROZEN_NOISE, step)).numpy() for step in range(20)]
-    oracle = random_sparsification.train_ranked(
+    oracle = papers.train_ranked(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise, fresh,
         E=4, final_rate=0.9, B=8, C=0.8, sigma=0.5, lr=0.3, momentum=0.9, energy=energy,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def test_adadpigu_is_algorithms_1_and_2(case):
     problem = Problem(steps=20, seed=4)
     plan = plan_for(method, problem, 4, {"warm-up": 0.9, "main": 0.6})
     run = drive(plan, problem, lr=0.4)
-    oracle = adadpigu.train(
+    oracle = papers.train_adadpigu(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T_pre=6, B=8, C=1.0, sigma_pre=0.9, sigma=0.6, lr=0.4, gamma1=0.8, gamma2=0.6, mu=1e-3,
         **{"counts": [9] * 14, **theirs},

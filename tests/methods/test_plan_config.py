@@ -1,4 +1,4 @@
-"""test_plan_config"""
+"""What a plan is made of: gaps filled from public numbers, phases, noise, clips, JSON."""
 
 import dataclasses
 import json
@@ -13,8 +13,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import Decays, GeometryRule
 from sparsedp.methods.plan_config import PlanConfig, build_plan
-from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import EverySteps, GradualCooling, PiecewiseConstant
+from sparsedp.methods.schedules import EverySteps, GradualCooling
 from sparsedp.methods.scores import Energy
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
@@ -22,11 +21,7 @@ from sparsedp.privacy.plan import Phase, Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
 BUDGET = {"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
-
-
-def test_what_no_plan_has_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"plan\(\) got .*'lr'.*batch_size"):
-        build_plan("dp-sgd", **SIZES, lr=0.1)
+BY_LAYER = {"0.*": 0.6, "*": 0.8}
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 50), st.floats(0.01, 0.99))
@@ -73,13 +68,6 @@ def test_the_split_divides_two_phases_and_leaves_one_alone():
     assert noises("dp-sgd", NominalSplit(0.3)) == noises("dp-sgd", EqualNoise())
 
 
-def test_each_phase_may_have_its_own_clip():
-    plan = PlanConfig.asked(get_method("tp-topk"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
-    assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
-    with pytest.raises(PrivacyError, match="expected one number, or a pair"):
-        PlanConfig.asked(get_method("dp-sgd"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -87,12 +75,25 @@ def test_each_phase_may_have_its_own_clip():
         ("dp-sgd", {"batch_size": 0}, "batch_size: got 0"),
         ("dp-sgd", {"epochs": 1.5}, "epochs: got 1.5"),
         ("dp-sgd", {"accountant": "moments"}, "accountant: got 'moments'"),
+        ("dp-sgd", {"max_grad_norm": (1.0, 0.5)}, "expected one number, or a pair"),
+        ("dp-sgd", {"max_grad_norm": "per-layer"}, "got 'per-layer', expected a number > 0, \"auto\""),
+        ("dp-sgd", {"max_grad_norm": {}}, "norms by pattern"),
+        ("dp-sgd", {"max_grad_norm": {"*": 0.0}}, "clip_norm: got 0.0"),
+        ("dp-sgd", {"max_grad_norm": {"*": math.inf}}, "clip_norm: got inf"),
+        ("dp-sgd", {"noise_multiplier": 1.0}, "expected one of them"),
         ("tp-topk", {"warmup_fraction": 1.0}, "warmup_fraction: got 1.0"),
         ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
+        (
+            "adadpigu",
+            {"max_grad_norm": "auto"},
+            "clipped in the space 'standardized', which takes one number",
+        ),
+        ("tp-adaptive", {"max_grad_norm": BY_LAYER}, "clipped in the space 'scaled', which takes one number"),
+        ("fest", {"selection_budget": 1.0}, "selection_budget: got 1.0"),
     ],
 )
 def test_requests_without_meaning_are_refused(name, settings, message):
-    request = {**SIZES, "epsilon": 1.0, "delta": 1e-5, "max_grad_norm": 1.0, **settings}
+    request = {**SIZES, **BUDGET, **settings}
     with pytest.raises(SparseDPError, match=message):
         build_plan(get_method(name), **request)
 
@@ -117,10 +118,8 @@ SPECS = {
         "method": get_method(
             "tp-topk",
             ranking="coherent",
-            schedule=PiecewiseConstant((0.5, 0.25)),
+            schedule=GradualCooling(),
             clock=EverySteps(4),
-            granularity=Granularity.ROWS,
-            geometry=GeometryRule.STANDARDIZED,
             decays=Decays(centre=0.5),
         ),
         "unit_name": "patient",
@@ -132,7 +131,11 @@ SPECS = {
         "accountant": "rdp",
         "normalise": PrivateNormalisation(9.0, 2.0),
     },
+    "by layer": {"method": "dp-sgd", "max_grad_norm": BY_LAYER, "private_loss": 2.0},
 }
+
+
+CLIPS = {"everything": [1.0, 0.5], "by layer": [1.0]}
 
 
 @pytest.mark.parametrize("case", SPECS)
@@ -143,6 +146,7 @@ def test_a_spec_goes_to_json_and_back_and_its_plan_carries_it(case):
     assert Plan.from_json(draft.to_json()) == draft
     assert PlanConfig.of(Plan.from_json(draft.to_json())) == spec
     spec.check(draft)
+    assert [phase.clip_norm for phase in draft.training] == CLIPS.get(case, [1.0] * len(draft.training))
     others = {name: value for name, value in spec.to_json().items() if name != "epochs"}
     with pytest.raises(SparseDPError, match="what a plan was made from"):
         PlanConfig.from_json(others)
@@ -167,24 +171,15 @@ def test_a_plan_that_is_not_what_it_was_made_from_is_refused(change):
     spec.check(spec.draft().with_noise({"main": 3.0}))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Twin(Energy):
+    """Another score under the name of the energy score."""
+
+
 def test_a_piece_under_anothers_name_is_refused():
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Impostor(Energy):
-        floor: float = 0.5
-
-    method = dataclasses.replace(get_method("tp-topk"), ranking=Impostor())
-    with pytest.raises(SparseDPError, match="has no \\['floor'\\]"):
-        PlanConfig.asked(method, **SIZES)
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Twin(Energy):
-        pass
-
+    method = dataclasses.replace(get_method("tp-topk"), ranking=Twin())
     with pytest.raises(SparseDPError, match="has the name of another"):
-        PlanConfig.asked(dataclasses.replace(method, ranking=Twin()), **SIZES)
-
-
-BY_LAYER = {"0.*": 0.6, "*": 0.8}
+        PlanConfig.asked(method, **SIZES)
 
 
 @pytest.mark.parametrize(
@@ -213,27 +208,6 @@ def test_the_order_of_patterns_is_part_of_a_plan():
         for norms in ({"0.*": 0.6, "*": 0.8}, {"*": 0.8, "0.*": 0.6})
     ]
     assert plans[0].fingerprint != plans[1].fingerprint
-
-
-@pytest.mark.parametrize("asked", ["auto", BY_LAYER])
-def test_gradients_clipped_in_another_space_take_one_number(asked):
-    method = get_method("tp-topk", geometry=GeometryRule.STANDARDIZED)
-    with pytest.raises(PrivacyError, match="clipped in the space 'standardized', which takes one number"):
-        build_plan(method, **SIZES, **BUDGET, max_grad_norm=asked)
-
-
-@pytest.mark.parametrize(
-    ("asked", "match"),
-    [
-        ("per-layer", "got 'per-layer', expected a number > 0, \"auto\""),
-        ({}, "expected norms by pattern"),
-        ({"*": 0.0}, r"max_grad_norm\['\*'\]"),
-        ({"*": math.inf}, r"max_grad_norm\['\*'\]"),
-    ],
-)
-def test_a_clip_that_is_none_is_refused_by_name(asked, match):
-    with pytest.raises(PrivacyError, match=match):
-        build_plan("dp-sgd", **SIZES, **BUDGET, max_grad_norm=asked)
 
 
 def test_a_phase_whose_clip_norm_is_not_the_sensitivity_of_its_groups_is_refused():

@@ -20,7 +20,7 @@ from sparsedp.grad_sample.query import ClippedSumEngine
 from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan
 from sparsedp.methods.method import WARM_UP
-from sparsedp.methods.scores import ByScore, Coherent, Energy, NoisyGradient
+from sparsedp.methods.scores import Coherent, Energy, NoisyGradient
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
@@ -110,7 +110,7 @@ def unit_gradients(engine: ClippedSumEngine, split: Split, units: int, seed: int
     return torch.stack([mean_gradient(engine, [single]) for single in singles])
 
 
-SCORES: tuple[ByScore, ...] = (Energy(), Coherent())
+SCORES: tuple[Energy | Coherent, ...] = (Energy(), Coherent())
 
 
 def measure_warmup(study: Study, point: Point) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def measure_warmup(study: Study, point: Point) -> dict[str, Any]:
     }
 
 
-def scored(score: ByScore, seen: Tensor, noise_std: float) -> Tensor:
+def scored(score: Energy | Coherent, seen: Tensor, noise_std: float) -> Tensor:
     """The scores of a stack of dense releases."""
     state = score.init(seen.shape[1])
     variance = torch.full((seen.shape[1],), noise_std**2, dtype=torch.float64)

@@ -23,7 +23,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
-from sparsedp.methods.plan_config import PlanArgs, check_asked
+from sparsedp.methods.plan_config import PlanArgs
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
@@ -86,7 +86,6 @@ def audit(
         raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
     if steps < 2:
         raise SparseDPError(f"steps: got {steps}, expected at least 2")
-    check_asked(asked, "audit")
     told = {"method": method, **asked}
     settings: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if sum((run is not None, plan is not None, bool(settings))) > 1:

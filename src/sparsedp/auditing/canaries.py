@@ -249,9 +249,7 @@ def row_count_release(plan: Plan, phase: Phase, step: int, tables: TableRows) ->
             return owner[found], found
 
         heard: list[Release] = []
-        listener: Any = SimpleNamespace(
-            tables=tables, observe_selection=heard.append, observe_counts=heard.append
-        )
+        listener: Any = SimpleNamespace(tables=tables, observe_counts=heard.append)
         counter: Any = touched
         batch, noise = _logical_batch(step, _one_batch(present)), SystemRandomness()
         if phase.trains:

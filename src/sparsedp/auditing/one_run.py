@@ -73,7 +73,7 @@ class OneRunAudit:
         released = target.make(directions, present)
         self._learn(target, directions.scores(target.noisy_sum(released)))
         if phase.name == SELECT.name:
-            self._controller.observe_selection(released)
+            self._controller.observe_counts(released)
 
     def _train(self, phase: Phase, step: int, present: Coins) -> None:
         """The count of the step's rows, if it makes one, then its gradient."""

@@ -258,11 +258,10 @@ class FederatedTrainer(RecordedRun):
             self.learner.controller.update(released)
             self.learner.after_step()
             return self._end_step(released)
+        self.learner.controller.observe_counts(released)
         if counts_in_step:
-            self.learner.controller.observe_counts(released)
             self._step = replace(step, counted=True)
         else:
-            self.learner.controller.observe_selection(released)
             self._end_preliminary(phase.steps)
         return None
 

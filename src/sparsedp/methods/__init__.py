@@ -17,8 +17,6 @@ from sparsedp.methods.public_scores import PublicScores as PublicScores
 from sparsedp.methods.ranking import Granularity as Granularity
 from sparsedp.methods.schedules import EverySteps as EverySteps
 from sparsedp.methods.schedules import Refresh as Refresh
-from sparsedp.methods.schedules import register_schedule as register_schedule
-from sparsedp.methods.scores import ByScore as ByScore
 from sparsedp.methods.scores import Given as Given
 from sparsedp.methods.scores import Ranking as Ranking
 from sparsedp.methods.scores import register_ranking as register_ranking

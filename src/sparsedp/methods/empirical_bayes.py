@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.methods.ranking import Order
-from sparsedp.methods.scores import ByScore, NoisyGradient, RankingContext, RankingState, register_ranking
+from sparsedp.methods.scores import NoisyGradient, Ranking, RankingContext, RankingState, register_ranking
 from sparsedp.parameters import ParameterLayout
 
 SMALLEST = 0.25
@@ -148,7 +148,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class EmpiricalBayes(ByScore):
+class EmpiricalBayes(Ranking):
     """`E[signal^2 | sum] / noise`, and of it as many as are worth their noise: the size is found, not set.
 
     The sums go on over all rounds. A signal that is spread over more than `MOST_SPREAD` of the coordinates is

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
+from sparsedp._serialization import from_json, to_json
 from sparsedp._validate import exact_ratio
 from sparsedp.clipping import Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.ranking import Granularity, Names
-from sparsedp.methods.schedules import (
-    Clock,
-    Constant,
-    EqualParts,
-    EverySteps,
-    PerEpoch,
-    ProgressiveUnfreezing,
-    Refresh,
-    Schedule,
-    get_schedule,
-)
-from sparsedp.methods.scores import Contributions, Ranking, ScoreSource, get_ranking
+from sparsedp.methods.schedules import Clock, Constant, EverySteps, PerEpoch, Refresh, Schedule
+from sparsedp.methods.scores import Contributions, Ranking, ScoreSource, read_ranking
 from sparsedp.parameters import Support
 from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.mechanism import Release
@@ -93,14 +84,13 @@ HEAD = Stage("head", Moves.HEAD)
 SELECT = Stage("select", Moves.NOTHING, observes=True)
 MAIN = Stage("main", Moves.SUPPORT, observes=True)
 
-TRAIN = "train"
-"""What the main stage's phase is called when no other stage trains."""
+_SEQUENCES = [(*first, *before, MAIN) for first in ((), (SELECT,)) for before in ((), (WARM_UP,), (HEAD,))]
 
 
 def phase_names(stages: tuple[Stage, ...]) -> tuple[str, ...]:
     """The phases of the stages, in order; the main one is "train" where nothing trains before it."""
     alone = not any(stage.trains for stage in stages[:-1])
-    return (*(stage.name for stage in stages[:-1]), TRAIN if alone else stages[-1].name)
+    return (*(stage.name for stage in stages[:-1]), "train" if alone else MAIN.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +153,12 @@ OF_THE_PLAN = ("warmup_fraction", "selection_budget", "split")
 """Settings of a method that its plan carries, and not its row."""
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
+"""What a plan states of a support, beside its ranking."""
+
+_ABOUT_SUPPORT = (*_SUPPORT_RULE, "always", "off_support", "prune")
+"""What does nothing without a ranking."""
+
+_EVERY_EPOCH, _CONSTANT, _PAPERS_DECAYS = PerEpoch(), Constant(), Decays()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +198,8 @@ class Method:
     stages: tuple[Stage, ...] = (MAIN,)
     ranking: Ranking | None = None
     refresh: Refresh = Refresh.ONCE
-    clock: Clock = field(default_factory=PerEpoch)
-    schedule: Schedule = field(default_factory=Constant)
+    clock: Clock = _EVERY_EPOCH
+    schedule: Schedule = _CONSTANT
     active_ratio: float = 1.0
     scope: Names = ()
     always: Names = ()
@@ -212,7 +208,7 @@ class Method:
     granularity: Granularity = Granularity.COORDINATES
     prune: bool = False
     per_sample_top: float | None = None
-    decays: Decays = field(default_factory=Decays)
+    decays: Decays = _PAPERS_DECAYS
     denoise: bool = False
     warmup_fraction: float | None = None
     selection_budget: float | None = None
@@ -222,56 +218,35 @@ class Method:
         exact_ratio(self.active_ratio)
         if self.per_sample_top is not None:
             exact_ratio(self.per_sample_top, "per_sample_top")
-        for mistake in (*self._mistaken_stages(), *self._mistaken_support()):
+        for mistake in self._mistakes():
             raise SparseDPError(f"{self.name}: {mistake}")
 
-    def _mistaken_stages(self) -> Iterator[str]:
-        names, before = [stage.name for stage in self.stages], self.stages[:-1]
-        if not self.stages or self.stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
-            yield f"got the stages {names}, expected different ones with the main one last"
-        if any(not stage.trains for stage in before[1:]):
-            yield f"got the stages {names}, expected a selection first"
-        if sum(stage.trains for stage in before) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
+    def _mistakes(self) -> Iterator[str]:
+        if self.stages not in _SEQUENCES:
             yield (
-                f"got the stages {names}, expected at most one that trains before the main one, as it takes "
-                "warmup_fraction of the steps"
+                f"got the stages {[stage.name for stage in self.stages]}, expected MAIN as the last, before it "
+                "at most one of WARM_UP and HEAD, and SELECT as the first"
             )
         source = ScoreSource.PUBLIC if self.ranking is None else self.ranking.source
-        again, by_rows = self.refresh is Refresh.EVERY_PERIOD, self.granularity is Granularity.ROWS
         if (source is ScoreSource.TOUCHED_ROWS) != (SELECT in self.stages):
+            yield "SELECT and a ranking by a count made once, such as frequency, come together; give both or none"
+        in_steps = source is ScoreSource.STEP_ROWS
+        refresh = Refresh.EVERY_PERIOD if in_steps else Refresh.ONCE
+        as_counted = self.refresh is refresh and (self.clock == EverySteps(1) or not in_steps)
+        if source.counts_rows and not (as_counted and self.granularity is Granularity.ROWS):
+            clock = " and clock=EverySteps(1)" if in_steps else ""
+            yield f"it ranks by {source.value}; give granularity=Granularity.ROWS, refresh={refresh}{clock}"
+        about = [entry for entry in fields(self) if entry.name in _ABOUT_SUPPORT]
+        useless = [entry.name for entry in about if getattr(self, entry.name) != entry.default]
+        if self.ranking is None and useless:
             yield (
-                "the stage 'select' and a ranking with a release of its own, such as frequency, come together; give "
-                "both or none"
-            )
-        if source is ScoreSource.STEP_ROWS and not (again and by_rows and self.clock == EverySteps(1)):
-            yield (
-                "its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, EverySteps(1) and "
-                "Granularity.ROWS"
-            )
-        if source is ScoreSource.TOUCHED_ROWS and (again or not by_rows):
-            yield "its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
-
-    def _mistaken_support(self) -> Iterator[str]:
-        sparse = self.active_ratio != 1.0 or self.schedule != Constant() or self.prune or self.always
-        if self.ranking is None and sparse:
-            yield (
-                "it trains every coordinate, but got an active ratio, a schedule or prune; drop them, give "
-                "ranking=..., or choose a sparse method"
-            )
-        released = self.schedule.ratios[:1] if isinstance(self.schedule, ProgressiveUnfreezing) else ()
-        if released and exact_ratio(released[0]) < exact_ratio(self.active_ratio):
-            yield (
-                f"release starts at {released[0]}, below active_ratio={self.active_ratio}; release only ever adds "
-                "coordinates"
+                f"it trains every coordinate, so {useless} would do nothing; drop them, give ranking=..., or choose "
+                "a sparse method"
             )
         if self.prune and self.off_support is OffSupport.COASTS:
             yield (
                 "prune sets frozen coordinates to zero and coasting would move them again; give "
                 "off_support=OffSupport.DROPPED"
-            )
-        if self.decays != Decays() and self.geometry is not GeometryRule.STANDARDIZED:
-            yield (
-                "decays belong to the standardized geometry; drop them or give geometry=GeometryRule.STANDARDIZED"
             )
 
     @property
@@ -302,16 +277,10 @@ class Method:
         unknown = sorted(set(changes) - set(known))
         if unknown:
             raise SparseDPError(f"{self.name}: got {unknown}, expected some of {[*known, 'warm_up']}")
-        given = {name: value for name, value in changes.items() if value is not None}
-        useless = [name for name in _ABOUT_SUPPORT if name in given]
-        if self.ranking is None and "ranking" not in given and useless:
-            raise SparseDPError(
-                f"{self.name}: it trains every coordinate, so {useless} would do nothing; drop them, give "
-                "ranking=..., or choose a sparse method"
-            )
         read = {
             name: read_field(name, value) if isinstance(value, str | list | dict) else value
-            for name, value in given.items()
+            for name, value in changes.items()
+            if value is not None
         }
         if warm_up is not None:
             *others, main = (stage for stage in read.get("stages", self.stages) if stage != WARM_UP)
@@ -320,11 +289,7 @@ class Method:
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
-        values = {
-            entry.name: write_field(getattr(self, entry.name))
-            for entry in fields(self)
-            if entry.compare and entry.name not in OF_THE_PLAN
-        }
+        values = {name: to_json(getattr(self, name)) for name in _JSON_FIELDS}
         if not self.denoise:
             del values["denoise"]
         return values
@@ -336,9 +301,8 @@ class Method:
         Raises:
             SparseDPError: unknown or missing fields, or a value that is none of the choices.
         """
-        known = {entry.name for entry in fields(cls) if entry.compare} - {*OF_THE_PLAN}
-        if {*values, "denoise"} != known:
-            raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(known)}")
+        if {*values, "denoise"} != {*_JSON_FIELDS}:
+            raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(_JSON_FIELDS)}")
         return cls(**{name: read_field(name, value) for name, value in values.items()})
 
     def support_rule(self) -> dict[str, Any]:
@@ -346,105 +310,21 @@ class Method:
         if self.ranking is None:
             return {"rule": "scope", "scope": list(self.scope)} if self.scope else {"rule": "full"}
         row = self.to_json()
-        names = [*_SUPPORT_RULE, *(name for name in ("scope", "always") if row[name])]
+        names = (*_SUPPORT_RULE, *(name for name in ("scope", "always") if row[name]))
         return {"rule": row["ranking"], **{name: row[name] for name in names}}
 
 
-_ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", "prune")
-
-
-def write_field(value: Any) -> Any:
-    """JSON values of a field: plain values as they are, the pieces of a row by their fields."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Clock):
-        ((_, number),) = asdict(value).items()
-        return {next(name for name, kind in _CLOCKS.items() if type(value) is kind): number}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: write_field(getattr(value, item.name)) for item in fields(value)}
-    return [write_field(item) for item in value] if isinstance(value, (tuple, list)) else value
+_JSON_FIELDS = [entry.name for entry in fields(Method) if entry.compare and entry.name not in OF_THE_PLAN]
 
 
 def read_field(name: str, value: Any) -> Any:
-    """The value of the field `name` from what `write_field` gave, or a user typed.
+    """A field's value from JSON; or as typed: the name alone of a ranking or schedule, one pattern instead of a list.
 
     Raises:
         SparseDPError: it is none of the choices.
     """
-    if name in _CHOICES:
-        known = [choice.value for choice in _CHOICES[name]]
-        if value not in known:
-            raise SparseDPError(f"{name}: got {value!r}, expected one of {known}")
-        return _CHOICES[name](value)
-    if name in _PIECES:
-        return None if value is None else _piece(name, value)
-    return _READERS[name](value) if name in _READERS else value
-
-
-def _clock(value: Any) -> Clock:
-    if isinstance(value, Mapping) and len(value) == 1 and set(value) <= set(_CLOCKS):
-        ((name, number),) = value.items()
-        return _CLOCKS[name](number)
-    raise SparseDPError(
-        f'clock: got {value!r}, expected {{"per_epoch": n}}, {{"every_steps": n}} or {{"parts": n}}'
-    )
-
-
-def _piece(what: str, value: Any) -> Any:
-    """A registered piece by its name, with the other values put into its fields."""
-    given: Any = {"name": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise SparseDPError(f'{what}: got {value!r}, expected a name, or {{"name": ..., and its own values}}')
-    known = _PIECES[what](given["name"])
-    others = {name: frozen(inner) for name, inner in given.items() if name != "name"}
-    unknown = sorted(set(others) - {item.name for item in fields(known)})
-    if unknown:
-        raise SparseDPError(f"{what}: {given['name']!r} has no {unknown}")
-    return replace(known, **others)
-
-
-def frozen(value: Any) -> Any:
-    """Tuples in place of lists, all the way down."""
-    return tuple(frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-
-def _stages(value: Any) -> tuple[Stage, ...]:
-    try:
-        return tuple(Stage(**{**stage, "moves": Moves(stage["moves"])}) for stage in value)
-    except (TypeError, KeyError, ValueError) as error:
-        raise SparseDPError(f"stages: got {value!r}, expected a list of name, moves and observes") from error
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) and name for name in given):
-        raise SparseDPError(f"scope and always: got {value!r}, expected names of parameters or structure")
-    return tuple(given)
-
-
-def _decays(value: Any) -> Decays:
-    try:
-        return Decays(**value)
-    except TypeError as error:
-        raise SparseDPError(f"decays: got {value!r}, expected centre, variance and stabilizer") from error
-
-
-_CHOICES: Mapping[str, type[Enum]] = {
-    "refresh": Refresh,
-    "geometry": GeometryRule,
-    "off_support": OffSupport,
-    "granularity": Granularity,
-}
-_PIECES: Mapping[str, Callable[[str], Any]] = {"ranking": get_ranking, "schedule": get_schedule}
-_CLOCKS: Mapping[str, Callable[[int], Clock]] = {
-    "per_epoch": PerEpoch,
-    "every_steps": EverySteps,
-    "parts": EqualParts,
-}
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "stages": _stages,
-    "scope": _names,
-    "always": _names,
-    "clock": _clock,
-    "decays": _decays,
-}
+    if name == "ranking":
+        return None if value is None else read_ranking(value)
+    if isinstance(value, str) and name in ("schedule", "scope", "always"):
+        value = {"name": value} if name == "schedule" else [value]
+    return from_json(get_type_hints(Method)[name], value, name)

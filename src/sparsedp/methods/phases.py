@@ -46,7 +46,7 @@ def draft_phases(
     """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
     stages = tuple(stage for stage in method.stages if stage.trains)
     steps = _split_steps(stages, total, warmup_fraction)
-    clipping, bound = clipping_of(clip_norm)
+    clipping, bound = _clipping(clip_norm)
     clips = _clips(bound, len(stages))
     training = iter(
         Phase(
@@ -102,40 +102,22 @@ def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) 
     return (first, total - first)
 
 
-def clipping_of(
+def _clipping(
     clip_norm: ClipNorm,
 ) -> tuple[str | tuple[tuple[str, float], ...], float | tuple[float, float]]:
     """How a phase clips, and its sensitivity, from what was asked: one number, or a pair for two stages."""
-    if isinstance(clip_norm, str):
-        if clip_norm != AUTO:
-            raise PrivacyError(
-                f'max_grad_norm: got {clip_norm!r}, expected a number > 0, "auto", or norms by pattern of names'
-            )
+    if (isinstance(clip_norm, str) and clip_norm != AUTO) or clip_norm == ():
+        raise PrivacyError(
+            f'max_grad_norm: got {clip_norm!r}, expected a number > 0, "auto", or norms by pattern of names, as in '
+            '{"*": 1.0}'
+        )
+    if clip_norm == AUTO:
         return AUTO, 1.0
-    if isinstance(clip_norm, Mapping):
-        clip_norm = groups_of(clip_norm)
-    if isinstance(clip_norm, tuple) and clip_norm and isinstance(clip_norm[0], tuple):
+    if isinstance(clip_norm, tuple) and isinstance(clip_norm[0], tuple):
         pairs: Any = clip_norm
         return pairs, math.hypot(*(norm for _, norm in pairs))
     flat: Any = clip_norm
     return FLAT, flat
-
-
-def groups_of(norms: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    """Norms by pattern, in their order: a plan keeps them so, as the first match decides.
-
-    Raises:
-        PrivacyError: no pattern at all, or one that is no text, or a norm that is no number > 0.
-    """
-    if not norms:
-        raise PrivacyError('max_grad_norm: got no pattern, expected norms by pattern, as in {"*": 1.0}')
-    return tuple(
-        (
-            checks.text(pattern, "max_grad_norm: pattern"),
-            checks.number(norm, f"max_grad_norm[{pattern!r}]", above=0.0),
-        )
-        for pattern, norm in norms.items()
-    )
 
 
 def _clips(clip_norm: float | tuple[float, float], phases: int) -> tuple[float, ...]:

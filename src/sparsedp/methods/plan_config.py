@@ -5,24 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict, Unpack, final
+from typing import Any, TypedDict, Unpack, final, get_type_hints
 
 from sparsedp import _validate as checks
-from sparsedp._serialization import FrozenMap, plain_json
+from sparsedp._serialization import FrozenMap, from_json, plain_json
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.method import (
-    OF_THE_PLAN,
-    Method,
-    frozen,
-)
-from sparsedp.methods.phases import ClipNorm, draft_phases, groups_of, steps_of_an_epoch
+from sparsedp.methods.method import OF_THE_PLAN, Method
+from sparsedp.methods.phases import ClipNorm, draft_phases, steps_of_an_epoch
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import LOSS_SHARE, Phase, Plan
+from sparsedp.privacy.plan import LOSS_SHARE, Plan
 
 METHOD = "tp-topk"
 EPSILON = 3.0
@@ -66,20 +62,6 @@ class PlanArgs(TypedDict, total=False):
     accountant: str | None
     normalise: PrivateNormalisation | None
     private_loss: float | None
-
-
-def check_asked(asked: PlanArgs, door: str, *, without: Sequence[str] = ()) -> None:
-    """Refuse arguments that no plan has, or that this door knows itself, as Python does.
-
-    Raises:
-        TypeError: with those that are expected.
-    """
-    expected = [name for name in PlanArgs.__annotations__ if name not in without]
-    for name in asked:
-        if name not in expected:
-            raise TypeError(
-                f"{door}() got an unexpected argument {name!r}; of a plan, expected {', '.join(expected)}"
-            )
 
 
 @final
@@ -136,8 +118,8 @@ class PlanConfig:
             raise PrivacyError(f"selection_budget: got {self.selection_budget}, expected a share in (0, 1)")
         if Method.from_json(self.method.to_json()) != self.method:
             raise SparseDPError(
-                f"{self.method.name}: a piece of it has the name of another; give your ranking or schedule a name of "
-                "its own, and make it known by register_ranking or register_schedule"
+                f"{self.method.name}: a piece of it has the name of another; give your ranking a name of its own, "
+                "and make it known by register_ranking"
             )
 
     def _check_noise(self, noise: float) -> None:
@@ -164,38 +146,35 @@ class PlanConfig:
     ) -> PlanConfig:
         """What a user asks for, with the gaps filled from public numbers."""
         row = get_method(method) if isinstance(method, str) else method
-        defaults: dict[str, Any] = {
+        values: dict[str, Any] = {
+            "epsilon": EPSILON if asked.get("noise_multiplier") is None else None,
             "epochs": EPOCHS,
+            "max_grad_norm": CLIP_NORM,
             "warmup_fraction": WARMUP_FRACTION,
             "selection_budget": SELECTION_BUDGET,
             "split": EqualNoise(),
             "accountant": ACCOUNTANT,
             "normalise": None,
-            "max_grad_norm": CLIP_NORM,
-            "epsilon": EPSILON if asked.get("noise_multiplier") is None else None,
         }
-        given: dict[str, Any] = {
-            name: getattr(row, name) for name in OF_THE_PLAN if getattr(row, name) is not None
-        }
-        given |= {name: value for name, value in asked.items() if value is not None}
-        row = replace(row, warmup_fraction=None, selection_budget=None, split=None)
-        values = {**defaults, **given}
-        if "batch_size" not in given:
+        for given in ({name: getattr(row, name) for name in OF_THE_PLAN}, asked):
+            values |= {name: value for name, value in given.items() if value is not None}
+        if "batch_size" not in values:
             values["batch_size"] = default_batch_size(units)
-        if "delta" not in given:
+        if "delta" not in values:
             values["delta"] = default_delta(units)
             logger.info(
                 "delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit_name
             )
-        if "private_loss" in given:
+        if asked.get("private_loss") is not None:
             logger.info(
                 "private_loss: the last step of an epoch gives %.0f %% of its precision to the loss; its gradient's "
                 "noise is %.1f %% larger, epsilon the same",
                 100 * LOSS_SHARE,
                 100 / math.sqrt(1 - LOSS_SHARE) - 100,
             )
-        asked_norm = values.pop("max_grad_norm")
-        values["clip_norm"] = groups_of(asked_norm) if isinstance(asked_norm, Mapping) else asked_norm
+        norm = values.pop("max_grad_norm")
+        row = replace(row, warmup_fraction=None, selection_budget=None, split=None)
+        values["clip_norm"] = tuple(norm.items()) if isinstance(norm, Mapping) else norm
         return cls(method=row, units=units, unit=unit_name, **values)
 
     def draft(self) -> Plan:
@@ -232,38 +211,35 @@ class PlanConfig:
         Raises:
             PrivacyError: an epsilon that no noise reaches.
         """
-        draft = self.draft()
-        if self.epsilon is None:
-            assert self.noise_multiplier is not None
-            return self._with_noise(draft, self.noise_multiplier, self.delta)
+        draft, epsilon = self.draft(), self.epsilon
+        if epsilon is None:
+            return self._with_noise(draft)
         split = self.split if len(draft.training) > 1 else EqualNoise()
-        found = {
-            phase.name: self._noise_alone(draft, phase)
-            for phase in draft.phases
-            if not phase.trains and phase.noise_multiplier == 0
-        }
-        return calibrate(draft.with_noise(found), self.epsilon, self.delta, self.accountant, split)
+        share = self.selection_budget * epsilon
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # the whole plan warns
+            alone = [
+                calibrate(replace(draft, phases=(phase,)), share, self.delta, self.accountant)
+                for phase in draft.phases
+                if not phase.trains and phase.noise_multiplier == 0
+            ]
+        found = {plan.phases[0].name: plan.phases[0].noise_multiplier for plan in alone}
+        return calibrate(draft.with_noise(found), epsilon, self.delta, self.accountant, split)
 
-    def _with_noise(self, draft: Plan, noise: float, delta: float) -> Plan:
-        """The plan with this noise in every phase that has none yet; its target is what that costs."""
-        missing = {phase.name: noise for phase in draft.phases if phase.noise_multiplier == 0}
-        filled = draft.with_noise(missing)
-        warn_if_large(delta, filled)
-        cost = plan_epsilon(filled, self.accountant, delta)
+    def _with_noise(self, draft: Plan) -> Plan:
+        """The plan with the noise given in every phase that has none yet; its target is what that costs."""
+        noise = self.noise_multiplier or 0.0
+        filled = draft.with_noise(
+            {phase.name: noise for phase in draft.phases if phase.noise_multiplier == 0}
+        )
+        warn_if_large(self.delta, filled)
+        cost = plan_epsilon(filled, self.accountant, self.delta)
         if not math.isfinite(cost):
             raise PrivacyError(
                 f"noise_multiplier: got {noise}, so little that the {self.accountant} accountant finds no finite "
                 "epsilon; give more noise"
             )
-        return replace(filled, delta=delta, target_epsilon=cost, accountant=self.accountant)
-
-    def _noise_alone(self, draft: Plan, phase: Phase) -> float:
-        """The noise that makes a selection, taken alone, cost its share."""
-        assert self.epsilon is not None
-        alone, share = replace(draft, phases=(phase,)), self.selection_budget * self.epsilon
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)  # the whole plan warns
-            return calibrate(alone, share, self.delta, self.accountant).phases[0].noise_multiplier
+        return replace(filled, target_epsilon=cost, accountant=self.accountant)
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is not the one asked for, but for noise, target and what it continues.
@@ -272,17 +248,17 @@ class PlanConfig:
             PrivacyError: in what it differs.
         """
         drafted = self.draft()
-        for name in ("method", "units", "unit", "steps_per_epoch"):
-            if getattr(plan, name) != getattr(drafted, name):
-                raise PrivacyError(
-                    f"the plan says {name} {getattr(plan, name)!r}, and what it was made from "
-                    f"{getattr(drafted, name)!r}: it was changed afterwards. Make it again"
+        for name in ("method", "units", "unit", "steps_per_epoch", "phases"):
+            got, expected = getattr(plan, name), getattr(drafted, name)
+            if name == "phases":
+                got, expected = (
+                    [replace(one, noise_multiplier=0.0) for one in phases] for phases in (got, expected)
                 )
-        if [_quiet(phase) for phase in plan.phases] != [_quiet(phase) for phase in drafted.phases]:
-            raise PrivacyError(
-                f"the plan's phases {[phase.name for phase in plan.phases]} are not those that were asked for: it "
-                "was changed afterwards. Make it again"
-            )
+            if got != expected:
+                raise PrivacyError(
+                    f"the plan says {name} {got!r}, and what it was made from {expected!r}: it was changed "
+                    "afterwards. Make it again"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives back an equal one."""
@@ -304,14 +280,18 @@ class PlanConfig:
         known = {entry.name for entry in fields(cls)}
         if {*values, *_OPTIONAL} != known:
             raise SparseDPError(f"what a plan was made from: got {sorted(values)}, expected {sorted(known)}")
-        normalise = values["normalise"]
-        read = {
-            "method": Method.from_json(values["method"]),
-            "split": read_split(values["split"]),
-            "normalise": None if normalise is None else PrivateNormalisation.from_json(normalise),
-            "clip_norm": frozen(values["clip_norm"]),
-        }
-        return cls(**{**values, **read})
+        read, hints = dict(values), get_type_hints(cls)
+        for name, value in values.items():
+            match name:
+                case "method":
+                    read[name] = Method.from_json(value)
+                case "split":
+                    read[name] = read_split(value)
+                case "normalise" if value is not None:
+                    read[name] = PrivateNormalisation.from_json(value)
+                case _:
+                    read[name] = from_json(hints[name], value, name)
+        return cls(**read)
 
     @classmethod
     def of(cls, plan: Plan) -> PlanConfig:
@@ -347,15 +327,8 @@ def plan(
         asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise,
             private_loss, and what a method with two phases takes: warmup_fraction, selection_budget, split.
     """
-    check_asked(asked, "plan")
     return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked).plan()
 
 
 build_plan = plan
 """`sparsedp.plan`, where a plan is called plan."""
-
-
-def _quiet(phase: Phase) -> tuple[object, ...]:
-    """A phase but for its noise."""
-    values = {entry.name: getattr(phase, entry.name) for entry in fields(phase)}
-    return tuple(value for name, value in values.items() if name != "noise_multiplier")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.ranking import find
-from sparsedp.parameters import ParameterLayout, ParameterSlice
+from sparsedp.parameters import ParameterLayout
 
 NEVER = float("-inf")
 """The score of what is never active."""
@@ -25,7 +25,8 @@ class PublicScores:
 
     Built by `of`: a value for each pattern of parameter names or word for structure (`methods.scope`), which is one
     number for whole parameters, one number for each row, or one for each entry. Larger is better. A mask counts as 1
-    where it is true; where it is false, where a score is -inf, and what no name means is never active.
+    where it is true; where it is false, where a score is -inf, and what no name means is never active. Where rows are
+    ranked, one with such an entry comes last.
 
     Formal guarantees: Not charged: scores must not come from the protected records.
     """
@@ -39,9 +40,11 @@ class PublicScores:
         Raises:
             SparseDPError: no score at all, one that is no real number, or scores without the names of parameters.
         """
-        _check_names(given)
-        if not given:
-            raise SparseDPError("public_scores: got nothing, expected a score for some parameters")
+        if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
+            raise SparseDPError(
+                f"public_scores: got {given!r}, expected a mapping from names of parameters to scores, such as "
+                '{"embedding.weight": counts} or {"bias": 1.0}'
+            )
         return cls({name: _as_scores(name, value) for name, value in given.items()})
 
     @property
@@ -54,23 +57,9 @@ class PublicScores:
             digest.update(value.numpy().astype("<f8").tobytes())
         return digest.hexdigest()
 
-    def by_row(self, layout: ParameterLayout, slots: tuple[ParameterSlice, ...]) -> Tensor:
-        """One score for each row of some parameters, numbered through: the mean over the row's entries.
-
-        Raises:
-            SparseDPError: some entries of a row are never active, and others are.
-        """
-        found = self._by_slot(layout)
-        return torch.cat([torch.empty(0, dtype=torch.float64), *(_rows(slot, found) for slot in slots)])
-
     def by_coordinate(self, layout: ParameterLayout) -> Tensor:
-        """One score for each of the d coordinates."""
-        found = self._by_slot(layout)
-        return torch.cat([_entries(slot, found) for slot in layout])
-
-    def _by_slot(self, layout: ParameterLayout) -> dict[str, Tensor]:
-        """The score of each parameter that some name means; of several names the last counts."""
-        found = {}
+        """One score for each of the d coordinates; of several names that mean a parameter the last counts."""
+        found = torch.full((layout.dimension,), NEVER, dtype=torch.float64)
         for name, value in self.values.items():
             for slot in find(layout, (name,), "public_scores"):
                 if value.dim() and value.shape not in (slot.shape, slot.shape[:1]):
@@ -78,7 +67,9 @@ class PublicScores:
                         f"public_scores: got shape {tuple(value.shape)} for {name!r}, expected one number, one for "
                         f"each row of {slot.name!r} ({slot.shape[:1]}) or one for each entry ({slot.shape})"
                     )
-                found[slot.name] = value
+                by_row = value.dim() == 1 and len(slot.shape) > 1
+                shaped = value.reshape(-1, *[1] * (len(slot.shape) - 1)) if by_row else value
+                found[slot.span] = shaped.expand(slot.shape).reshape(-1)
         return found
 
 
@@ -109,58 +100,14 @@ class Knowledge:
         return self.weights().detach().abs().to("cpu", torch.float64)
 
 
-def _check_names(given: object) -> None:
-    example = '{"embedding.weight": counts} or {"bias": 1.0}'
-    if not isinstance(given, Mapping):
-        raise SparseDPError(
-            f"public_scores: got {type(given).__name__}, expected a mapping from names of parameters to scores, "
-            f"such as {example}"
-        )
-    for name in given:
-        if not isinstance(name, str):
-            raise SparseDPError(
-                f"public_scores: got the key {name!r} of type {type(name).__name__}, expected the name of a "
-                f"parameter as text, such as {example}"
-            )
-
-
 def _as_scores(name: str, value: Any) -> Tensor:
     try:
         scores = torch.as_tensor(value).detach().to("cpu")
+        wide = torch.where(scores, 1.0, NEVER) if scores.dtype == torch.bool else scores
     except (TypeError, ValueError, RuntimeError) as error:
         raise SparseDPError(
             f"public_scores: got {type(value).__name__} for {name!r}, expected numbers"
         ) from error
-    if scores.is_complex():
-        raise SparseDPError(
-            f"public_scores: got complex numbers for {name!r}, expected real ones; give their sizes, scores.abs()"
-        )
-    wide = torch.where(scores, 1.0, NEVER).double() if scores.dtype == torch.bool else scores.double()
-    if bool(wide.isnan().any()):
-        raise SparseDPError(f"public_scores: a score for {name!r} is NaN, expected numbers")
-    return wide
-
-
-def _rows(slot: ParameterSlice, found: Mapping[str, Tensor]) -> Tensor:
-    count = slot.shape[0] if slot.shape else 1
-    value = found.get(slot.name)
-    if value is None or value.dim() == 0:
-        return torch.full((count,), NEVER if value is None else float(value), dtype=torch.float64)
-    if value.dim() == 1:
-        return value
-    by_row = value.reshape(count, -1)
-    never = by_row == NEVER
-    partly = int((never.any(1) & ~never.all(1)).sum())
-    if partly:
-        raise SparseDPError(
-            f"public_scores: {partly} of the {count} rows of {slot.name!r} are false or -inf in some entries and not "
-            "in others, and rows are ranked whole; mask whole rows, or use granularity=Granularity.COORDINATES"
-        )
-    return by_row.mean(1)
-
-
-def _entries(slot: ParameterSlice, found: Mapping[str, Tensor]) -> Tensor:
-    value = found.get(slot.name, torch.tensor(NEVER, dtype=torch.float64))
-    by_row = value.dim() == 1 and len(slot.shape) > 1
-    shaped = value.reshape(-1, *[1] * (len(slot.shape) - 1)) if by_row else value
-    return shaped.expand(slot.shape).reshape(-1)
+    if wide.is_complex() or bool(wide.isnan().any()):
+        raise SparseDPError(f"public_scores: got a complex number or NaN for {name!r}, expected real numbers")
+    return wide.double()

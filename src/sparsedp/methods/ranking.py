@@ -17,9 +17,9 @@ from sparsedp.randomness import PublicRandomness
 
 logger = logging.getLogger("sparsedp")
 
-HEAD, BIAS, NORMS, LAST, EMBEDDINGS, DENSE = "head", "bias", "norms", "last=", "embeddings", "dense"
+HEAD, BIAS, NORMS, EMBEDDINGS, DENSE = ("head", "bias", "norms", "embeddings", "dense")
 """Words for structure: the module registered last, every bias (`bias`, `in_proj_bias`, `bias_hh_l0`), normalisation
-layers, the n modules registered last, embedding tables, all that is no table."""
+layers, embedding tables, all that is no table."""
 
 Names = tuple[str, ...]
 """Patterns of parameter names, such as "encoder.*", and words for structure."""
@@ -51,16 +51,19 @@ class Parts:
         inside = find(layout, scope, "scope") if scope else layout.slots
         if scope and size_of(inside) == 0:
             raise SparseDPError(
-                f"scope: got {scope}, which fits none of the parameters "
-                f"{[slot.name for slot in layout][:20]}; expected "
-                "names or words that fit at least one; name a part that the model has, or leave it out"
+                f"scope: got {scope}, which fits none of the parameters {_some(layout)}; name a part that the model "
+                "has, or leave it out"
             )
-        found = find(layout, always, "always") if always else ()
-        for name in always:
-            if counts_from_the_end(name):
-                _check_inside(find(layout, (name,), "always"), inside, f"always: got {name!r}")
-        kept = tuple(slot for slot in inside if slot in found)
-        return cls(layout, inside, kept, tuple(slot for slot in inside if slot not in found))
+        found = find(layout, always, "always")
+        parts = cls(
+            layout,
+            inside,
+            tuple(slot for slot in inside if slot in found),
+            tuple(slot for slot in inside if slot not in found),
+        )
+        if HEAD in always:
+            parts.head_support()
+        return parts
 
     @property
     def whole(self) -> bool:
@@ -82,11 +85,16 @@ class Parts:
         """The head, as far as it takes part.
 
         Raises:
-            SparseDPError: none of it does, so a stage of the head would be charged and move nothing.
+            SparseDPError: none of it does, so it would be charged for and move nothing.
         """
         head = find(self.layout, (HEAD,), "head")
-        _check_inside(head, self.scope, "stages: got one of the head alone")
-        return Support(coordinates(slot for slot in head if slot in self.scope), self.layout.dimension)
+        inside = [slot for slot in head if slot in self.scope]
+        if not inside:
+            raise SparseDPError(
+                f"got the head as always active or as a stage of its own, that is {_some(head)}, and a scope of "
+                f'{_some(self.scope)} without any of it; add "{HEAD}" to scope, or leave that part out'
+            )
+        return Support(coordinates(inside), self.layout.dimension)
 
     def support_with(self, best: Tensor) -> Support:
         """What is active in any case, and the best of the rest."""
@@ -125,39 +133,25 @@ def find(layout: ParameterLayout, names: Names, what: str) -> tuple[ParameterSli
     Raises:
         SparseDPError: a pattern that fits no parameter. A word for structure may fit none.
     """
-    modules = list(dict.fromkeys(_module(slot) for slot in layout))
+    last = _module(layout.slots[-1])
+    means = {
+        HEAD: lambda slot: _module(slot) == last,
+        BIAS: lambda slot: BIAS in slot.name.rpartition(".")[2],
+        NORMS: lambda slot: slot.norm,
+        EMBEDDINGS: lambda slot: slot.table,
+        DENSE: lambda slot: not slot.table,
+    }
     chosen: set[str] = set()
     for name in names:
-        if name.startswith(LAST):
-            fits = [slot for slot in layout if _module(slot) in modules[-_count(name, what) :]]
-        elif name == HEAD:
-            fits = [slot for slot in layout if _module(slot) == modules[-1]]
-        elif name == BIAS:
-            fits = [slot for slot in layout if BIAS in slot.name.rpartition(".")[2]]
-        elif name == NORMS:
-            fits = [slot for slot in layout if slot.norm]
-        elif name in (EMBEDDINGS, DENSE):
-            fits = [slot for slot in layout if slot.table == (name == EMBEDDINGS)]
-        else:
-            fits = [slot for slot in layout if fnmatchcase(slot.name, name)]
-            if not fits:
-                raise SparseDPError(
-                    f"{what}: got {name!r}, which fits none of the parameters {[slot.name for slot in layout][:20]}; "
-                    f"expected a pattern of names, or one of {HEAD}, {BIAS}, {NORMS}, {LAST}n, {EMBEDDINGS}, {DENSE}"
-                )
-        chosen |= {slot.name for slot in fits}
+        fits = means.get(name, lambda slot, name=name: fnmatchcase(slot.name, name))
+        found = {slot.name for slot in layout if fits(slot)}
+        if not found and name not in means:
+            raise SparseDPError(
+                f"{what}: got {name!r}, which fits none of the parameters {_some(layout)}; expected a pattern of "
+                f"names, or one of {', '.join(means)}"
+            )
+        chosen |= found
     return tuple(slot for slot in layout if slot.name in chosen)
-
-
-def counts_from_the_end(name: str) -> bool:
-    """Whether a name goes by the order in which modules are registered."""
-    return name == HEAD or name.startswith(LAST)
-
-
-def log_meaning(layout: ParameterLayout, names: Names) -> None:
-    """Log which parameters the names mean that go by the order in which modules are registered."""
-    for name in dict.fromkeys(name for name in names if counts_from_the_end(name)):
-        logger.info('"%s" means %s', name, [slot.name for slot in find(layout, (name,), "scope")])
 
 
 def part_sizes(layout: ParameterLayout) -> dict[str, int]:
@@ -176,25 +170,13 @@ def size_of(slots: Iterable[ParameterSlice]) -> int:
     return sum(slot.size for slot in slots)
 
 
-def _check_inside(wanted: tuple[ParameterSlice, ...], scope: tuple[ParameterSlice, ...], got: str) -> None:
-    """Refuse parameters that are asked for and of which none takes part."""
-    if not any(slot in scope for slot in wanted):
-        names, others = ([slot.name for slot in slots][:6] for slots in (wanted, scope))
-        raise SparseDPError(
-            f"{got}, that is {names}, and a scope of {others} without any of it; expected some of it in the scope: "
-            f'add "{HEAD}" to scope, or leave that part out'
-        )
-
-
 def _module(slot: ParameterSlice) -> str:
     return slot.name.rpartition(".")[0]
 
 
-def _count(name: str, what: str) -> int:
-    text = name.removeprefix(LAST)
-    if not text.isdecimal() or int(text) < 1:
-        raise SparseDPError(f"{what}: got {name!r}, expected {LAST} and how many modules, such as {LAST}2")
-    return int(text)
+def _some(slots: Iterable[ParameterSlice]) -> list[str]:
+    """The names of the first of them, for a message."""
+    return [slot.name for slot in slots][:20]
 
 
 class Granularity(Enum):
@@ -211,12 +193,12 @@ def order_by_score(scores: Tensor, layout: ParameterLayout, granularity: Granula
     """All coordinates, best first.
 
     Raises:
-        SparseDPError: a score is NaN.
+        SparseDPError: not d scores, or one is NaN.
     """
-    if scores.shape != (layout.dimension,):
-        raise SparseDPError(f"scores: got shape {tuple(scores.shape)}, expected d={layout.dimension} numbers")
-    if bool(scores.isnan().any()):
-        raise SparseDPError("a score is NaN, so there is no ranking; look for diverged training")
+    if scores.shape != (layout.dimension,) or bool(scores.isnan().any()):
+        raise SparseDPError(
+            f"scores: got {scores}, expected d={layout.dimension} numbers, none NaN; look for diverged training"
+        )
     members = _descending(scores)
     groups = group_ids(layout, granularity)
     if groups is None:
@@ -241,17 +223,8 @@ def group_ids(layout: ParameterLayout, granularity: Granularity) -> Tensor | Non
     """The group 0, 1, ... of each coordinate, in layout order; None when each is its own group."""
     if granularity is Granularity.COORDINATES:
         return None
-    sizes: list[int] = []
-    for slot in layout:
-        if slot.size:
-            rows = _row_count(slot)
-            sizes.extend([slot.size // rows] * rows)
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-
-
-def _row_count(slot: ParameterSlice) -> int:
-    """The length of the first axis: output units, filters, embedding rows, the entries of a bias."""
-    return slot.shape[0] if slot.shape else 1
+    rows = TableRows(tuple(slot for slot in layout if slot.size))
+    return torch.repeat_interleave(torch.arange(rows.total), rows.spans(torch.arange(rows.total))[1])
 
 
 def _by_group(members: Tensor, groups: Tensor, group_order: Tensor) -> Tensor:
@@ -267,7 +240,10 @@ def _descending(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """The rows of some parameters, numbered through: all of the first one's, then the next one's."""
+    """The rows of some parameters, numbered through: all of the first one's, then the next one's.
+
+    A row is an entry of the first axis: an output unit, a filter, a row of a table, an entry of a bias.
+    """
 
     slots: tuple[ParameterSlice, ...]
 

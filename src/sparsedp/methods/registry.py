@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import operator
-from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, final
 
 from sparsedp.errors import SparseDPError
@@ -29,11 +27,10 @@ class Registry(Generic[T]):
     Args:
         what: what they are, for messages.
         door: the function that makes one of a user's own known.
-        same: whether two of one name are the same one.
     """
 
-    def __init__(self, what: str, door: str, same: Callable[[T, T], bool] = operator.eq) -> None:
-        self._what, self._door, self._same = what, door, same
+    def __init__(self, what: str, door: str) -> None:
+        self._what, self._door = what, door
         self._known: dict[str, T] = {}
 
     def register(self, one: T) -> T:
@@ -42,7 +39,7 @@ class Registry(Generic[T]):
         Raises:
             SparseDPError: the name is another's.
         """
-        if one.name in self._known and not self._same(self._known[one.name], one):
+        if self._known.get(one.name, one) != one:
             raise SparseDPError(f"{self._what}: the name {one.name!r} is taken; choose another")
         self._known[one.name] = one
         return one

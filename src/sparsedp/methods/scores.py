@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from sparsedp._serialization import from_json, to_json
+from sparsedp._validate import number
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.public_scores import NEVER, Knowledge
 from sparsedp.methods.ranking import Granularity, Order, Parts, TableRows, order_by_score, random_order
@@ -31,47 +31,25 @@ class NoisyGradient:
     noise_variance: Tensor
 
 
-def observe_released(released: Release, frozen_noise: Tensor, frozen_std: float) -> NoisyGradient:
-    """The released gradient on its support and, on frozen coordinates, fresh public noise (RS Alg. 4, line 22).
+def observe(released: Release, frozen: Tensor | None = None, frozen_std: float = 0.0) -> NoisyGradient:
+    """The released gradient on its support; elsewhere fresh public noise (RS Alg. 4, line 22), or zeros.
 
-    A frozen coordinate then looks like an active one without signal, and can come back.
+    A frozen coordinate with fresh noise looks like an active one without signal, and can come back.
 
     Args:
         released: one step's release.
-        frozen_noise: d standard normal numbers, public; those on the support are not used.
+        frozen: d standard normal numbers, public; those on the support are not used.
         frozen_std: their scale, the noise an active coordinate would have had.
     """
-    support = released.support
-    if frozen_noise.shape != (support.dimension,):
-        raise SparseDPError(
-            f"frozen_noise: got shape {tuple(frozen_noise.shape)}, expected d={support.dimension} numbers"
-        )
-    gradient = frozen_noise.to("cpu", torch.float64) * frozen_std
+    support, mean = released.support, released.mean.to("cpu", torch.float64)
+    if support.is_full:
+        return NoisyGradient(mean, released.noise_variance.to("cpu", torch.float64))
+    gradient = torch.zeros(support.dimension) if frozen is None else frozen
+    gradient = gradient.to("cpu", torch.float64) * frozen_std
     variance = torch.full((support.dimension,), frozen_std**2, dtype=torch.float64)
-    gradient[support.indices] = released.mean.to("cpu", torch.float64)
+    gradient[support.indices] = mean
     variance[support.indices] = released.noise_scale.to("cpu", torch.float64) ** 2
     return NoisyGradient(gradient, variance)
-
-
-def observe_support(released: Release) -> NoisyGradient:
-    """The released gradient on its support; zeros without noise elsewhere."""
-    support = released.support
-    return NoisyGradient(
-        support.scatter(released.mean.to("cpu", torch.float64)),
-        support.scatter(released.noise_variance.to("cpu", torch.float64)),
-    )
-
-
-def observe_dense(released: Release) -> NoisyGradient:
-    """A release on the full support, as it is."""
-    if not released.support.is_full:
-        raise SparseDPError(
-            f"step {released.step} was released on {released.support}, expected the full support; "
-            "use observe_released, which says what frozen coordinates look like"
-        )
-    return NoisyGradient(
-        released.mean.to("cpu", torch.float64), released.noise_variance.to("cpu", torch.float64)
-    )
 
 
 RankingState = Mapping[str, Tensor]
@@ -110,13 +88,16 @@ class RankingContext:
         return Order(self.parts.among_ranked(order_by_score(scores, self.parts.layout, self.granularity)))
 
 
-class Ranking(ABC):
-    """Gives an order of the coordinates from a state that observations have moved; this one learns nothing."""
+class Ranking:
+    """Orders the coordinates by a state that observations have moved: by falling score, if it says nothing else.
+
+    `scores` is asked for only after at least one `update`. A ranking that learns nothing overrides `order` alone.
+    """
 
     __slots__ = ()
 
     name: str
-    source: ClassVar[ScoreSource] = ScoreSource.PUBLIC
+    source: ClassVar[ScoreSource] = ScoreSource.GRADIENTS
 
     def init(self, dimension: int) -> RankingState:
         """The state before any observation."""
@@ -130,57 +111,30 @@ class Ranking(ABC):
         """One number per coordinate, larger is better; None for an order without numbers."""
         return None
 
-    @abstractmethod
     def order(self, state: RankingState, place: RankingContext) -> Order:
-        """What is ranked, best first."""
+        """What is ranked, best first; ties go to the lower index."""
+        scores = self.scores(state)
+        if scores is None:
+            raise NotImplementedError(f"{self.name}: a ranking needs scores, or an order")
+        return place.by_score(scores)
 
 
-class ByScore(Ranking):
-    """A ranking by one number per coordinate, from released gradients: a subclass says `init`, `update`, `scores`.
-
-    `scores` is asked for only after at least one `update`.
-    """
-
-    __slots__ = ()
-
-    source: ClassVar[ScoreSource] = ScoreSource.GRADIENTS
-
-    @abstractmethod
-    def init(self, dimension: int) -> RankingState:
-        """The state before any observation."""
-
-    @abstractmethod
-    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """The state after one more step; the old one is left as it is."""
-
-    @abstractmethod
-    def scores(self, state: RankingState) -> Tensor:
-        """One number per coordinate, larger is better."""
-
-    def order(self, state: RankingState, place: RankingContext) -> Order:
-        """By falling score; ties go to the lower index."""
-        return place.by_score(self.scores(state))
-
-
-class MeanScore(ByScore):
+class MeanScore(Ranking):
     """The mean over steps of a number per coordinate, `term`."""
 
     __slots__ = ()
 
-    @abstractmethod
     def term(self, seen: NoisyGradient) -> Tensor:
         """A step's numbers, in memory of their own."""
+        raise NotImplementedError
 
     def init(self, dimension: int) -> RankingState:
-        """Zeros."""
         return {"sum": _zeros(dimension), "steps": _count()}
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """Add the step's numbers."""
         return {"sum": self.term(seen).add_(state["sum"]), "steps": state["steps"] + 1}
 
     def scores(self, state: RankingState) -> Tensor:
-        """The mean over steps."""
         return state["sum"] / state["steps"]
 
 
@@ -194,7 +148,6 @@ class Energy(MeanScore):
     name: str = "energy"
 
     def term(self, seen: NoisyGradient) -> Tensor:
-        """`g^2 - v`."""
         return seen.gradient.square().sub_(seen.noise_variance)
 
 
@@ -209,31 +162,27 @@ class Magnitude(MeanScore):
     name: str = "magnitude"
 
     def term(self, seen: NoisyGradient) -> Tensor:
-        """`|g|`."""
         return seen.gradient.abs()
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked(ByScore):
+class Ranked(Ranking):
     """`|sum_t g_t|` (RS, Alg. 4 lines 9 and 22; App. I)."""
 
     name: str = "ranked"
 
     def init(self, dimension: int) -> RankingState:
-        """Zeros."""
         return {"sum": _zeros(dimension)}
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """Add `g`."""
         return {"sum": state["sum"] + seen.gradient}
 
     def scores(self, state: RankingState) -> Tensor:
-        """The magnitude of the sum."""
         return state["sum"].abs()
 
 
 @dataclass(frozen=True, slots=True)
-class Coherent(ByScore):
+class Coherent(Ranking):
     """`(mean_t g_t)^2 - mean_t(v_t)/T`: squared mean gradient less the noise floor of the mean. Ours.
 
     Unbiased for `G^2` when `g_t = G + noise`, with variance `2 v^2/T^2 + 4 v G^2/T` against the energy score's
@@ -243,11 +192,9 @@ class Coherent(ByScore):
     name: str = "coherent"
 
     def init(self, dimension: int) -> RankingState:
-        """Zeros."""
         return {"sum": _zeros(dimension), "variance": _zeros(dimension), "steps": _count()}
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """Add `g` and `v`."""
         return {
             "sum": state["sum"] + seen.gradient,
             "variance": state["variance"] + seen.noise_variance,
@@ -255,7 +202,6 @@ class Coherent(ByScore):
         }
 
     def scores(self, state: RankingState) -> Tensor:
-        """`(sum g)^2/T^2 - (sum v)/T^2`."""
         return (state["sum"] ** 2 - state["variance"]) / state["steps"] ** 2
 
 
@@ -272,9 +218,9 @@ class RandomOrder(Ranking):
     """A fresh public random permutation each time (TP-Rand; RS, Alg. 1 line 5)."""
 
     name: str = "random"
+    source: ClassVar[ScoreSource] = ScoreSource.PUBLIC
 
     def order(self, state: RankingState, place: RankingContext) -> Order:
-        """A permutation that the period and the public seed fix."""
         layout, granularity = place.parts.layout, place.granularity
         return Order(
             place.parts.among_ranked(random_order(place.public, (place.period,), layout, granularity))
@@ -293,11 +239,9 @@ class Frequency(Ranking):
     source: ClassVar[ScoreSource] = ScoreSource.TOUCHED_ROWS
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """Keep the counts; there is one number for each row."""
         return {"counts": seen.gradient}
 
     def order(self, state: RankingState, place: RankingContext) -> Order:
-        """By falling count; ties go to the lower row."""
         counts = state["counts"]
         return Order(torch.sort(counts, descending=True, stable=True).indices, TableRows(place.parts.ranked))
 
@@ -320,21 +264,16 @@ class Contributions(Ranking):
     source: ClassVar[ScoreSource] = ScoreSource.STEP_ROWS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.share, Real) or not 0 < self.share < 1:
+        if number(self.share, "contributions: share", above=0.0) >= 1:
             raise SparseDPError(
-                f"contributions: share is {self.share!r}, expected a number in (0, 1), such as 0.1"
+                f"contributions: share: got {self.share}, expected a number in (0, 1), such as 0.1"
             )
-        if not isinstance(self.threshold, Real) or not self.threshold >= 0:
-            raise SparseDPError(
-                f"contributions: threshold is {self.threshold!r}, expected a number >= 0, such as 2.0"
-            )
+        number(self.threshold, "contributions: threshold", at_least=0.0)
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """Keep this step's counts, one for each row, and their noise."""
         return {"counts": seen.gradient, "variance": seen.noise_variance}
 
     def order(self, state: RankingState, place: RankingContext) -> Order:
-        """The rows that reach the threshold, by falling count; ties go to the lower row."""
         counts = state["counts"]
         reached = (counts >= self.threshold * state["variance"].sqrt()).nonzero().reshape(-1)
         best = torch.sort(counts[reached], descending=True, stable=True).indices
@@ -350,6 +289,7 @@ class Given(Ranking):
 
     checksum: str = ""
     name: str = "given"
+    source: ClassVar[ScoreSource] = ScoreSource.PUBLIC
 
     def check(self, known: Knowledge) -> None:
         """Refuse other scores than those that were planned with.
@@ -366,34 +306,33 @@ class Given(Ranking):
 
     def order(self, state: RankingState, place: RankingContext) -> Order:
         """By falling score; ties go to the lower index, and what has the score -inf is left out."""
-        found = self._found(place)
-        if not found.items.numel() and place.parts.ranked and not place.parts.always:
+        given, layout = place.known.scores, place.parts.layout
+        scores = place.known.magnitudes() if given is None else given.by_coordinate(layout)
+        order = place.by_score(scores).items
+        found = order[scores[order] > NEVER]
+        if not found.numel() and place.parts.ranked and not place.parts.always:
             raise SparseDPError("public_scores: every score is -inf or false, so nothing would be trained")
-        return found
-
-    def _found(self, place: RankingContext) -> Order:
-        layout, ranked, scores = place.parts.layout, place.parts.ranked, place.known.scores
-        if scores is None:
-            return place.by_score(place.known.magnitudes())
-        if place.granularity is Granularity.ROWS:
-            best = torch.sort(scores.by_row(layout, ranked), descending=True, stable=True)
-            return Order(best.indices[best.values > NEVER], TableRows(ranked))
-        values = scores.by_coordinate(layout)
-        order = place.by_score(values).items
-        return Order(order[values[order] > NEVER])
+        return Order(found)
 
 
 _RANKINGS: Registry[Ranking] = Registry("ranking", "register_ranking")
-register_ranking, get_ranking = _RANKINGS.register, _RANKINGS.get
-"""Make a ranking known by name, to `get_method(name, ranking=...)` and to plans read from their files; find it."""
-for _one in (
-    RandomOrder(),
-    Frequency(),
-    Energy(),
-    Magnitude(),
-    Ranked(),
-    Coherent(),
-    Contributions(),
-    Given(),
-):
+register_ranking = _RANKINGS.register
+"""Make a ranking known by name, to `get_method(name, ranking=...)` and to plans read from their files."""
+_OWN = (RandomOrder(), Frequency(), Energy(), Magnitude(), Ranked(), Coherent(), Contributions(), Given())
+for _one in _OWN:
     register_ranking(_one)
+
+
+def read_ranking(value: Any) -> Ranking:
+    """A registered ranking by its name, or from its name and the values of its fields.
+
+    Raises:
+        SparseDPError: there is none of that name, or it has no such field.
+    """
+    given = {"name": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise SparseDPError(
+            f'ranking: got {value!r}, expected a name, or {{"name": ..., and its own values}}'
+        )
+    known = _RANKINGS.get(given["name"])
+    return from_json(type(known), {**to_json(known), **given}, "ranking")

@@ -15,21 +15,12 @@ from sparsedp._validate import exact_ratio
 from sparsedp.clipping import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
-from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
+from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.public_scores import Knowledge
-from sparsedp.methods.ranking import Order, Parts, TableRows, log_meaning
+from sparsedp.methods.ranking import HEAD, Order, Parts, TableRows, find
 from sparsedp.methods.schedules import Refresh, active_count
-from sparsedp.methods.scores import (
-    Given,
-    NoisyGradient,
-    RankingContext,
-    RankingState,
-    ScoreSource,
-    observe_dense,
-    observe_released,
-    observe_support,
-)
+from sparsedp.methods.scores import Given, NoisyGradient, RankingContext, RankingState, ScoreSource, observe
 from sparsedp.methods.warmup import WarmupWatch, under
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
@@ -83,9 +74,8 @@ class SchedulerState:
 class Timeline:
     """Training begins at step `first`, its main phase has the steps `main_start .. stop - 1`.
 
-    What lies between is the stage before the main one, with a selection at its end if the method has one there.
-
-    `main_noise_std` is the noise `nu` on each coordinate of the main phase's mean gradient, before any geometry.
+    What lies between is the stage before the main one. `main_noise_std` is the noise `nu` on each coordinate of the
+    main phase's mean gradient, before any geometry.
     """
 
     first: int
@@ -100,34 +90,12 @@ class Timeline:
         return self.stop - self.main_start
 
     @classmethod
-    def of(cls, plan: Plan, method: Method) -> Timeline:
-        """Read a plan made for this method.
-
-        Raises:
-            SparseDPError: its phases are not those of the method's stages.
-        """
-        training = plan.training
-        trains = tuple(stage for stage in method.stages if stage.trains)
-        names, expected = tuple(phase.name for phase in training), phase_names(trains)
-        if names != expected:
-            raise SparseDPError(
-                f"the plan's training phases are {list(names)}, expected {list(expected)} for {method.name!r}; "
-                "make it with build_plan"
-            )
-        main = training[-1]
-        first, main_start = plan.first_step(training[0].name), plan.first_step(main.name)
-        before_main = plan.phases[plan.phases.index(training[0]) : plan.phases.index(main)]
-        if not {phase.name for phase in before_main} <= {stage.name for stage in method.stages}:
-            raise SparseDPError(
-                "the plan has another phase between warm-up and main; put it before the warm-up"
-            )
-        return cls(
-            first=first,
-            main_start=main_start,
-            stop=main_start + main.steps,
-            steps_per_epoch=plan.steps_per_epoch,
-            main_noise_std=noise_on_mean(plan, main),
-        )
+    def of(cls, plan: Plan) -> Timeline:
+        """Read a plan."""
+        begin, main = plan.training[0], plan.training[-1]
+        start = plan.first_step(main.name)
+        noise = noise_on_mean(plan, main)
+        return cls(plan.first_step(begin.name), start, start + main.steps, plan.steps_per_epoch, noise)
 
 
 def noise_on_mean(plan: Plan, phase: Phase) -> float:
@@ -162,11 +130,11 @@ class SupportScheduler:
         self._public = public
         self._known = known or Knowledge()
         self._plan = plan
-        self._timeline = Timeline.of(plan, self._method)
+        self._timeline = Timeline.of(plan)
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
-        log_meaning(layout, self._method.names)
-        if any(stage.moves is Moves.HEAD for stage in self._method.stages):
+        if HEAD in self._method.names:
+            logger.info('"head" means %s', [slot.name for slot in find(layout, (HEAD,), "scope")])
             self._parts.head_support()  # refuses an empty one before anything is charged
         self._ranking = self._method.ranking
         self._source = ScoreSource.PUBLIC if self._ranking is None else self._ranking.source
@@ -232,7 +200,8 @@ class SupportScheduler:
                 "steps come in order and each is set once"
             )
         period = self._period_of(step)
-        self._check_counted(step, period)
+        if self._source is ScoreSource.STEP_ROWS and self._parts.ranked and self._counted_step != step:
+            raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
         change = self._enter(period) if period != self._period else None
         self._next_step, self._awaited = step + 1, step
         main = period > _BEFORE_MAIN
@@ -258,31 +227,15 @@ class SupportScheduler:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
 
-    def observe_selection(self, released: Release) -> None:
-        """Learn from the release of a selection stage, which comes before the main one: one number for each row."""
-        if self._period > _BEFORE_MAIN or self._awaited is not None:
-            raise SparseDPError(
-                "observe_selection: the main stage, or a step, has begun; a selection comes before"
-            )
-        self._learn_counts(released)
-
     def observe_counts(self, released: Release) -> None:
-        """Learn from the count that a step makes of its own rows, before `begin_step` of that step."""
-        if self._ranking is None or self._source is not ScoreSource.STEP_ROWS or self._awaited is not None:
-            raise SparseDPError(f"observe_counts: got {released}, and no step waits for a count of its rows")
-        self._learn_counts(released)
-        self._counted_step = released.step
-
-    def _learn_counts(self, released: Release) -> None:
+        """Learn from the count of a selection, which comes first, or of a step's rows, before its `begin_step`."""
         if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
-            raise SparseDPError(f"got {released}, expected a count for each row of a table")
-        self._score_state = self._ranking.update(self._score_state, observe_dense(released))
+            raise SparseDPError(
+                f"got {released}, expected a count for each row of a table, of a method that ranks them"
+            )
+        self._score_state = self._ranking.update(self._score_state, observe(released))
         self._scored_steps += 1
-
-    def _check_counted(self, step: int, period: int) -> None:
-        counts = self._source is ScoreSource.STEP_ROWS and period > _BEFORE_MAIN and self._parts.ranked
-        if counts and self._counted_step != step:
-            raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
+        self._counted_step = released.step
 
     def state(self) -> SchedulerState:
         """All that is needed to go on exactly from here, between two steps; not to be written to."""
@@ -317,14 +270,12 @@ class SupportScheduler:
 
     def restore(self, state: SchedulerState) -> None:
         """Go on from a state taken by a controller of the same method, layout, plan and public seed."""
-        expected = self._identity()
-        found = {name: state.values.get(name) for name in expected}
-        differing = [name for name in expected if found[name] != expected[name]]
-        if differing:
-            raise SparseDPError(
-                f"the saved state differs in {differing}: got {[found[n] for n in differing]}, expected "
-                f"{[expected[n] for n in differing]}; resume with the method and seed it was saved with"
-            )
+        for name, expected in self._identity().items():
+            if (found := state.values.get(name)) != expected:
+                raise SparseDPError(
+                    f"the saved state differs in {name}: got {found}, expected {expected}; resume with the "
+                    "method and seed it was saved with"
+                )
         tensors, values = state.tensors, state.values
         self._begin()
         self._next_step, self._period = values["next_step"], values["period"]
@@ -395,13 +346,10 @@ class SupportScheduler:
             self._order = self._order.prefix(max(self._count(later) for later in periods))
 
     def _shrinkage(self) -> Shrinkage | None:
-        if (
-            self._start is None
-            or not isinstance(self._ranking, EmpiricalBayes)
-            or not self._score_state["steps"]
-        ):
+        ranking, state = self._ranking, self._score_state
+        if self._start is None or not isinstance(ranking, EmpiricalBayes) or not state["steps"]:
             return None
-        return Shrinkage(self._start, self._ranking.factors(self._score_state))
+        return Shrinkage(self._start, ranking.factors(state))
 
     def _first_support(self) -> Support:
         """That of the stage before the main one."""
@@ -422,24 +370,19 @@ class SupportScheduler:
         return active_count(self._method.schedule.ratio(period, len(self._starts), target), ranked)
 
     def _geometry(self, main: bool) -> Geometry:
-        if main and self._method.geometry is GeometryRule.STANDARDIZED:
-            known = self._statistics or Statistics.fresh(self._support)
-            self._statistics = known.moved_to(self._support)
+        rule, support = self._method.geometry, self._support
+        if main and rule is GeometryRule.STANDARDIZED:
+            known = self._statistics or Statistics.fresh(support)
+            self._statistics = known.moved_to(support)
             return self._statistics.geometry(self._method.decays)
-        if (
-            main
-            and self._method.geometry is GeometryRule.SCALED
-            and 0 < self._support.size < self._support.dimension
-        ):
-            scale = self._support.active_ratio**0.5
-            scales = torch.full((self._support.size,), scale, dtype=torch.float64)
+        if main and rule is GeometryRule.SCALED and 0 < support.size < support.dimension:
+            scale = support.active_ratio**0.5
+            scales = torch.full((support.size,), scale, dtype=torch.float64)
             return Standardized(torch.zeros_like(scales), scales, gain=1 / scale)
         return Identity()
 
     def _observation(self, released: Release) -> NoisyGradient:
-        if released.support.is_full:
-            return observe_dense(released)
-        if isinstance(self._ranking, EmpiricalBayes):
-            return observe_support(released)
+        if released.support.is_full or isinstance(self._ranking, EmpiricalBayes):
+            return observe(released)
         noise = self._public.normal(self._layout.dimension, (FROZEN_NOISE, released.step))
-        return observe_released(released, noise, self._timeline.main_noise_std)
+        return observe(released, noise, self._timeline.main_noise_std)

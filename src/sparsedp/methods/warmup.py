@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from sparsedp.methods.method import WARM_UP
-from sparsedp.methods.scores import ByScore, Coherent, Energy, observe_dense
+from sparsedp.methods.scores import Coherent, Energy, observe
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Phase, Plan
 
 MINIMUM_WARMUP = 3
 """One step to rank by and two to estimate with."""
-RANKINGS: tuple[ByScore, ...] = (Energy(), Coherent())
+RANKINGS: tuple[Energy | Coherent, ...] = (Energy(), Coherent())
 DENSE_SHARE = 0.3
 """The share of a run without a warm-up that is looked at as if it were one."""
 MOST_COORDINATES = 20_000_000
@@ -101,7 +101,7 @@ class WarmupWatch:
         self._over = bool(tensors["over"])
 
     def _add(self, step: int, released: Release) -> None:
-        seen, kept = observe_dense(released), self._tensors or self._empty()
+        seen, kept = observe(released), self._tensors or self._empty()
         if step < self._steps // 2:
             for score in RANKINGS:
                 moved = score.update(under(kept, f"{score.name}."), seen)

@@ -85,7 +85,7 @@ def release_selection(
         Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
         expected_batch_size=plan.expected_batch_size(phase),
     )
-    controller.observe_selection(released)
+    controller.observe_counts(released)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,9 @@ class PrivateStep:
         self.validation.check()
         phase = self.plan.phase_at(step)
         if phase.count_share:
-            batch = list(batch)  # looked at twice
+            looked_at, batch = itertools.tee(batch)  # not loaded before it is paid for
             with self.state.untouched(last_of_epoch=False):
-                ledger = self.counts.release(step, phase, batch, ledger)
+                ledger = self.counts.release(step, phase, looked_at, ledger)
         setting = self.controller.begin_step(step)
         if setting.change is not None:
             self.enter(setting.change)

@@ -1,0 +1,229 @@
+"""The papers' algorithms in NumPy, line by line, on a two-layer network with hand-written per-sample gradients.
+
+No automatic differentiation, nothing of the library but `CLIP_MARGIN`. Noise is given: standard normal numbers, one
+row per step. One deliberate difference, as in the library: AdaDPIGU's Alg. 1 scores the *released* gradient, since
+scoring the clipped one before noise leaks.
+"""
+
+import numpy as np
+
+
+class TinyNetwork:
+    """logits = W2 tanh(W1 x + b1) + b2 with cross-entropy; parameters flat as W1, b1, W2, b2, row by row."""
+
+    def __init__(self, inputs: int, hidden: int, classes: int) -> None:
+        self.inputs, self.hidden, self.classes = inputs, hidden, classes
+
+    @property
+    def dimension(self) -> int:
+        return self.hidden * (self.inputs + 1) + self.classes * (self.hidden + 1)
+
+    def unpack(self, theta):
+        sizes = [self.hidden * self.inputs, self.hidden, self.classes * self.hidden, self.classes]
+        w1, b1, w2, b2 = np.split(theta, np.cumsum(sizes)[:-1])
+        return w1.reshape(self.hidden, self.inputs), b1, w2.reshape(self.classes, self.hidden), b2
+
+    def gradient(self, theta, x, label):
+        """The gradient of one sample's loss, d numbers."""
+        w1, b1, w2, b2 = self.unpack(theta)
+        h = np.tanh(w1 @ x + b1)
+        logits = w2 @ h + b2
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        d_logits = p.copy()
+        d_logits[label] -= 1.0
+        d_hidden = (w2.T @ d_logits) * (1 - h**2)
+        parts = [np.outer(d_hidden, x), d_hidden, np.outer(d_logits, h), d_logits]
+        return np.concatenate([part.ravel() for part in parts])
+
+
+CLIP_MARGIN = 1e-3
+"""The one place the oracles are not literal: the library aims its clip this far below C, against rounding."""
+
+
+def clipped(g, bound):
+    """g * min(1, C/||g||)."""
+    norm, aim = np.sqrt((g**2).sum()), bound / (1 + CLIP_MARGIN)
+    return g if norm <= aim else g * (aim / norm)
+
+
+def top_k(values, k):
+    """The k indices of largest value; ties to the lower index."""
+    ranked = sorted(range(len(values)), key=lambda p: (-values[p], p))
+    return sorted(ranked[:k])
+
+
+def energy_score(g, sigma1, C1, B):
+    """Lines 11 and 14."""
+    return (g**2).sum(axis=0) / len(g) - (sigma1 * C1 / B) ** 2
+
+
+def coherent_score(g, sigma1, C1, B):
+    """Not in the paper: (mean g)^2 less the noise left in the mean."""
+    return g.mean(axis=0) ** 2 - (sigma1 * C1 / B) ** 2 / len(g)
+
+
+def train_tp_topk(
+    network, theta, data, batches, noise, *, T1, B, C1, C2, sigma1, sigma2, lr, k, score=energy_score
+):  # fmt: skip
+    """TP-TopK, Alg. 1."""
+    X, y = data
+    theta = theta.copy()
+    released, history = [], []
+    for t in range(T1):  # line 5
+        total = np.zeros(network.dimension)
+        for i in batches[t]:  # lines 7-9
+            total += clipped(network.gradient(theta, X[i], y[i]), C1)
+        g = (total + sigma1 * C1 * noise[t]) / B  # line 10
+        theta = theta - lr * g  # line 11
+        released.append(g)
+        history.append(theta.copy())
+    a = score(np.array(released), sigma1, C1, B)
+    A = top_k(a, k)  # line 15
+    m = np.zeros(network.dimension)
+    m[A] = 1.0
+    for t in range(T1, len(batches)):  # line 19
+        total = np.zeros(network.dimension)
+        for i in batches[t]:  # line 22
+            total += clipped(m * network.gradient(theta, X[i], y[i]), C2)
+        g = (total + m * (sigma2 * C2 * noise[t])) / B  # line 24
+        theta = theta - lr * g  # line 25
+        history.append(theta.copy())
+    return {"scores": a, "support": A, "history": np.array(history)}
+
+
+def cooling(final_rate, n, masks):
+    """r(e) = r* e/(E-1), counted in masks when an epoch has several."""
+    return final_rate * n / (masks - 1)
+
+
+def kept(d, rate):
+    """||m||_1 = d (1 - r(e)); the tests choose d and r so that it is whole."""
+    count = round(d * (1 - rate))
+    assert abs(count - d * (1 - rate)) < 1e-9
+    return count
+
+
+def train_random(
+    network, w, data, batches, private_noise, orders, *, E, final_rate, B, lr, momentum, clip, sigma, refresh
+):  # fmt: skip
+    """RS, Alg. 1, and its code's `refresh` masks an epoch. `orders[n]` is the random order of the n-th mask."""
+    X, y = data
+    d, w = network.dimension, w.copy()
+    steps = len(batches) // E
+    v = np.zeros(d)
+    history, masks = [], []
+    for e in range(E):
+        for t in range(steps):
+            if t % (steps // refresh) == 0:
+                n = e * refresh + t // (steps // refresh)
+                m = np.zeros(d)
+                m[orders[n][: kept(d, cooling(final_rate, n, refresh * E))]] = 1.0
+            step = e * steps + t
+            total = np.zeros(d)
+            for i in batches[step]:
+                total += clipped(m * network.gradient(w, X[i], y[i]), clip)
+            g_tilde = (total + m * (sigma * clip * private_noise[step])) / B
+            v = momentum * v + g_tilde
+            w = w - lr * v
+            history.append(w.copy())
+            masks.append(m.copy())
+    return {"history": np.array(history), "masks": np.array(masks)}
+
+
+def train_ranked(
+    network, w, data, batches, private_noise, fresh_noise, *, E, final_rate, B, C, sigma, lr, momentum, energy
+):  # fmt: skip
+    """RS, Alg. 4; with `energy`, ON-TopK: the same device with TP-TopK's score summed over the epoch."""
+    X, y = data
+    d, w = network.dimension, w.copy()
+    steps = len(batches) // E
+    v = np.zeros(d)
+    z = np.zeros(d)
+    history, masks = [], []
+    for e in range(E):
+        removed = d - kept(d, cooling(final_rate, e, E))
+        m = np.ones(d)  # line 7
+        if e > 0:
+            m[np.argsort(z if energy else np.abs(z), kind="stable")[:removed]] = 0.0  # line 9
+        z = np.zeros(d)  # line 2, after use
+        for t in range(steps):
+            step = e * steps + t
+            total = np.zeros(d)
+            for i in batches[step]:
+                total += clipped(m * network.gradient(w, X[i], y[i]), C)  # lines 12-16
+            g = (total + m * (C * sigma * private_noise[step])) / B  # line 18
+            v = momentum * v + g  # line 20
+            w = w - lr * v
+            seen = g + (1 - m) * (C * sigma * fresh_noise[step]) / B  # line 22
+            z = z + (seen**2 - (C * sigma / B) ** 2 if energy else seen)
+            history.append(w.copy())
+            masks.append(m.copy())
+    return {"history": np.array(history), "masks": np.array(masks)}
+
+
+def importance(network, theta, data, batches, noise, *, B, C, sigma, lr):
+    """AdaDPIGU, Alg. 1 lines 2-9: T_pre steps of DP-SGD and the mean magnitude of each coordinate."""
+    X, y = data
+    s = np.zeros(network.dimension)
+    history = []
+    for t, batch in enumerate(batches):
+        total = sum(
+            (clipped(network.gradient(theta, X[i], y[i]), C) for i in batch), np.zeros(network.dimension)
+        )
+        g = (total + C * sigma * noise[t]) / B
+        theta = theta - lr * g
+        s += np.abs(g)
+        history.append(theta.copy())
+    return theta, s / len(batches), history
+
+
+def keep_top(z, active, share):
+    """Zero all but the largest `share` of the active coordinates (Sec. 4, pruning via top-k selection)."""
+    count = max(1, int(np.floor(share * len(active))))
+    order = sorted(active, key=lambda j: (-abs(z[j]), j))
+    out = np.zeros_like(z)
+    out[order[:count]] = z[order[:count]]
+    return out
+
+
+def train_adadpigu(
+    network, theta, data, batches, noise, *, T_pre, B, C, sigma_pre, sigma, lr, gamma1, gamma2, mu,
+    counts, per_sample_top=None, prune=False,
+):  # fmt: skip
+    """AdaDPIGU, Alg. 2. `counts[t]` is floor(r_t d), the number of active coordinates at main step t."""
+    X, y = data
+    d = network.dimension
+    theta, s, history = importance(
+        network, theta.copy(), data, batches[:T_pre], noise[:T_pre], B=B, C=C, sigma=sigma_pre, lr=lr
+    )
+    ranked = sorted(range(d), key=lambda j: (-s[j], j))  # Alg. 1 line 10
+    alpha, beta = np.zeros(d), np.ones(d)
+    masks, alphas, betas = [], [], []
+    for t in range(len(batches) - T_pre):
+        active = sorted(ranked[: counts[t]])
+        m = np.zeros(d)
+        m[active] = 1.0
+        if prune and t == 0:
+            theta = m * theta  # line 8: m . theta
+        scale = np.sqrt(beta) + mu
+        total = np.zeros(d)
+        for i in batches[T_pre + t]:
+            z = m * (network.gradient(theta, X[i], y[i]) - alpha) / scale  # line 9
+            if per_sample_top is not None:
+                z = keep_top(z, active, per_sample_top)
+            total += clipped(z, C)  # line 10
+        g_bar = (total + m * (C * sigma * noise[T_pre + t])) / B  # line 12
+        g_hat = m * (g_bar * scale + alpha)  # line 13
+        theta = theta - lr * g_hat  # line 14
+        new_alpha = gamma1 * alpha + (1 - gamma1) * g_hat  # line 15
+        new_beta = gamma2 * beta + (1 - gamma2) * (g_hat - alpha) ** 2
+        alpha = np.where(m == 1, new_alpha, alpha)
+        beta = np.where(m == 1, new_beta, beta)
+        history.append(theta.copy())
+        masks.append(m)
+        alphas.append(alpha.copy())
+        betas.append(beta.copy())
+    return {
+        "scores": s, "history": np.array(history), "masks": np.array(masks), "alpha": alphas[-1], "beta": betas[-1],
+    }  # fmt: skip
