@@ -107,7 +107,7 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.batch import MicroBatch
     from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
-    from sparsedp.optimizers.sparse import support_optimizer
+    from sparsedp.optimizers.sparse import SupportOptimizer
     from sparsedp.privacy.charge import Charge, ChargeLog
     from sparsedp.privacy.mechanism import GaussianMechanism
     from sparsedp.privacy.queries import GradientSum
@@ -115,7 +115,7 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
 
     engine = BookKeepingEngine(model, per_sample_loss)
     query = ClippedSumQuery(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
-    optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
+    optimizer = SupportOptimizer(model, engine.layout, _optimizer(job, model), coasts=False)
     ledger, randomness = ChargeLog(), SystemRandomness()
     steps = itertools.count()
 

@@ -66,7 +66,7 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     from sparsedp.batch import MicroBatch, slice_batch
     from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
-    from sparsedp.optimizers.sparse import support_optimizer
+    from sparsedp.optimizers.sparse import SupportOptimizer
     from sparsedp.privacy.charge import Charge, ChargeLog
     from sparsedp.privacy.mechanism import GaussianMechanism
     from sparsedp.privacy.queries import GradientSum
@@ -75,7 +75,7 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     model = workload_of(job.model).model()
     engine = BookKeepingEngine(model, per_sample_loss)
     query = ClippedSumQuery(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
-    optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
+    optimizer = SupportOptimizer(model, engine.layout, _optimizer(job, model), coasts=False)
     ledger, randomness = ChargeLog(), SystemRandomness()
     rows = batch[0].shape[0]
     block = 1 << block_bits(1.0, rows, None)

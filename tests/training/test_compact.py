@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import DROPPING, Net, gradients, random_support, release
-from sparsedp.optimizers.places import WholeRows, places_in
+from sparsedp.optimizers.places import Places, places_in
 from sparsedp.optimizers.sparse import (
     ELEMENTWISE,
-    CompactOptimizer,
-    MaskedOptimizer,
+    SupportOptimizer,
     set_to_zero,
-    support_optimizer,
 )
 from sparsedp.parameters import ParameterLayout, Support
 
@@ -50,8 +48,12 @@ def bits(model: nn.Module) -> list[Tensor]:
 def test_compact_and_masked_agree_to_the_bit_across_support_changes(name: str) -> None:
     compact_model, masked_model = Net(), Net()
     layout = ParameterLayout.of(compact_model)
-    compact = CompactOptimizer(compact_model, layout, DROPPING[name](compact_model.parameters()))
-    masked = MaskedOptimizer(masked_model, layout, DROPPING[name](masked_model.parameters()), coasts=False)
+    compact = SupportOptimizer(
+        compact_model, layout, DROPPING[name](compact_model.parameters()), coasts=False
+    )
+    masked = SupportOptimizer(
+        masked_model, layout, DROPPING[name](masked_model.parameters()), coasts=False, compact=False
+    )
     every = supports(layout)
     for step, value in enumerate(gradients(layout.dimension, 3 * len(every))):
         for applier in (compact, masked):
@@ -64,12 +66,12 @@ def test_compact_and_masked_agree_to_the_bit_across_support_changes(name: str) -
 def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> None:
     model = Net()
     layout = ParameterLayout.of(model)
-    applier = CompactOptimizer(model, layout, DROPPING[name](model.parameters()))
+    applier = SupportOptimizer(model, layout, DROPPING[name](model.parameters()), coasts=False)
     every = supports(layout)
     for step, value in enumerate(gradients(layout.dimension, 3 * len(every))):
         if step == stop:
             saved, copied = copy.deepcopy(applier.state()), copy.deepcopy(model)
-            resumed = CompactOptimizer(copied, layout, DROPPING[name](copied.parameters()))
+            resumed = SupportOptimizer(copied, layout, DROPPING[name](copied.parameters()), coasts=False)
             resumed.restore(saved, every[(step - 1) // 3])
         applier.apply(release(layout, every[step // 3], value, step))
         if step >= stop:
@@ -77,7 +79,7 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
             assert all(map(torch.equal, bits(model), bits(copied)))
 
 
-@pytest.mark.parametrize("kind", [CompactOptimizer, functools.partial(MaskedOptimizer, coasts=False)])
+@pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize(
     ("make", "kept", "start"),
@@ -87,7 +89,7 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
     ],
 )
 def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
-    kind, make, kept, start, resumed
+    compact, make, kept, start, resumed
 ) -> None:
     """Adagrad's `sum` and Rprop's `step_size` do not begin at zero."""
     model = Net()
@@ -96,14 +98,14 @@ def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
     entering = then.without(first)
     alone = nn.Parameter(entering.gather(layout.flatten(model)))
     plain, optimizer = make([alone]), make(model.parameters())
-    applier = kind(model, layout, optimizer)
+    applier = SupportOptimizer(model, layout, optimizer, coasts=False, compact=compact)
     values = gradients(layout.dimension, 6)
     for step in range(3):
         applier.apply(release(layout, first, values[step], step))
     if resumed:
         saved, optimizer = copy.deepcopy(applier.state()), make.func(model.parameters())
         applier.hand_back()
-        applier = kind(model, layout, optimizer)
+        applier = SupportOptimizer(model, layout, optimizer, coasts=False, compact=compact)
         applier.restore(saved, first)
     for step in range(3, 6):
         applier.apply(release(layout, then, values[step], step))
@@ -121,13 +123,13 @@ def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: 
     """That is what version 0.1 wrote."""
     model = Net()
     layout = ParameterLayout.of(model)
-    masked = MaskedOptimizer(model, layout, DROPPING[name](model.parameters()), coasts=False)
+    masked = SupportOptimizer(model, layout, DROPPING[name](model.parameters()), coasts=False, compact=False)
     support = random_support(layout.dimension, 20, seed=1)
     values = gradients(layout.dimension, 6)
     for step in range(3):
         masked.apply(release(layout, support, values[step], step))
     copied = copy.deepcopy(model)
-    compact = CompactOptimizer(copied, layout, DROPPING[name](copied.parameters()))
+    compact = SupportOptimizer(copied, layout, DROPPING[name](copied.parameters()), coasts=False)
     compact.restore(copy.deepcopy(masked.state()), support)
     for step in range(3, 6):
         for applier in (masked, compact):
@@ -139,7 +141,7 @@ def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest
     model = Net()
     layout = ParameterLayout.of(model)
     optimizer = torch.optim.Adam(model.parameters())
-    applier = support_optimizer(model, layout, optimizer, coasts=False)
+    applier = SupportOptimizer(model, layout, optimizer, coasts=False)
     support = random_support(layout.dimension, 11, seed=1)
     applier.apply(release(layout, Support.full(layout.dimension), gradients(layout.dimension, 1)[0]))
     applier.apply(release(layout, support, gradients(layout.dimension, 1)[0], 1))
@@ -153,7 +155,7 @@ def test_after_a_run_the_optimizer_holds_the_models_own_parameters() -> None:
     optimizer = torch.optim.Adam(
         [{"params": [model.bias]}, {"params": [model.weight, model.kernel, model.gain]}]
     )
-    applier = support_optimizer(model, layout, optimizer, coasts=False)
+    applier = SupportOptimizer(model, layout, optimizer, coasts=False)
     applier.apply(
         release(layout, random_support(layout.dimension, 11, seed=1), gradients(layout.dimension, 1)[0])
     )
@@ -168,7 +170,7 @@ def test_after_a_run_the_optimizer_holds_the_models_own_parameters() -> None:
 def test_weights_changed_between_steps_are_followed() -> None:
     model = Net()
     layout = ParameterLayout.of(model)
-    applier = support_optimizer(model, layout, torch.optim.SGD(model.parameters(), lr=1.0), coasts=False)
+    applier = SupportOptimizer(model, layout, torch.optim.SGD(model.parameters(), lr=1.0), coasts=False)
     support = random_support(layout.dimension, 20, seed=1)
     zero = torch.zeros(layout.dimension)
     applier.apply(release(layout, support, zero))
@@ -179,16 +181,18 @@ def test_weights_changed_between_steps_are_followed() -> None:
 
 def test_whole_rows_are_known_as_such_and_other_entries_are_not() -> None:
     device = torch.device("cpu")
-    assert isinstance(places_in(torch.tensor([3, 4, 5, 9, 10, 11]), (5, 3), device), WholeRows)
-    assert not isinstance(places_in(torch.tensor([2, 3, 4, 9, 10, 11]), (5, 3), device), WholeRows)
-    assert places_in(torch.arange(15), (5, 3), device) is None
+    assert places_in(torch.tensor([3, 4, 5, 9, 10, 11]), (5, 3), device).by_row
+    assert not places_in(torch.tensor([2, 3, 4, 9, 10, 11]), (5, 3), device).by_row
+    assert places_in(torch.arange(15), (5, 3), device).index is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_rows_written_back_count_as_a_change_and_leave_the_others_alone(dtype):
     parameter = torch.nn.Parameter(torch.arange(12.0, dtype=dtype).view(6, 2))
     before, seen = parameter._version, parameter.detach().clone()
-    WholeRows(torch.tensor([1, 4]), (2,)).write(parameter.detach(), torch.full((2, 2), -7.0, dtype=dtype))
+    Places((6, 2), torch.tensor([1, 4]), by_row=True).write(
+        parameter.detach(), torch.full((2, 2), -7.0, dtype=dtype)
+    )
     seen[[1, 4]] = -7.0
     assert torch.equal(parameter, seen)
     assert parameter._version > before

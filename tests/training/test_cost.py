@@ -18,7 +18,7 @@ from sparsedp.clipping import FlatClip, Identity
 from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage
-from sparsedp.optimizers.sparse import support_optimizer
+from sparsedp.optimizers.sparse import SupportOptimizer
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
@@ -68,7 +68,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
 
     supports = [support_of(some_rows(rows) + 3 * turn) for turn in range(turns)]
     support = supports[0]
-    mover = support_optimizer(
+    mover = SupportOptimizer(
         model, engine.layout, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), coasts=False
     )
     average, history, guard = (
@@ -190,9 +190,7 @@ def held_by_a_step(
     """D, and what the second of two steps held."""
     engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
-    mover = support_optimizer(
-        model, engine.layout, torch.optim.SGD(model.parameters(), lr=0.1), coasts=coasts
-    )
+    mover = SupportOptimizer(model, engine.layout, torch.optim.SGD(model.parameters(), lr=0.1), coasts=coasts)
     query, ledger = ClippedSumQuery(Support.full(d), FlatClip(1.0)), ChargeLog()
     batch = MicroBatch((inputs, torch.zeros(len(inputs), dtype=torch.int64)))
 

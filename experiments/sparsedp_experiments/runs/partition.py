@@ -26,7 +26,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import ClippedSumQuery, make_engine
 from sparsedp.loading import DataConfig
 from sparsedp.methods import OffSupport, SupportScheduler, build_plan, get_method
-from sparsedp.optimizers.sparse import support_optimizer
+from sparsedp.optimizers.sparse import SupportOptimizer
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
@@ -281,7 +281,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     layout, (phase,) = ParameterLayout.of(model), plan.phases
     engine = make_engine(model, from_criterion(nn.CrossEntropyLoss(reduction="none")))
     controller = SupportScheduler(plan, layout, PublicRandomness(training.seed))
-    learn = support_optimizer(
+    learn = SupportOptimizer(
         model,
         layout,
         torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum),

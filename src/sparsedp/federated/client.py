@@ -193,8 +193,5 @@ def write_weights(model: nn.Module, layout: ParameterLayout, support: Support, v
         places = places_in(split[slot.name], slot.shape, parameter.device)
         count = split[slot.name].numel()
         own = values[start : start + count].to(parameter)
-        if places is None:
-            parameter.copy_(own.reshape(slot.shape))
-        else:
-            places.write(parameter, own.reshape(places.shape))
+        places.write(parameter, own.reshape(places.shape))
         start += count

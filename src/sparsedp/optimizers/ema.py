@@ -36,7 +36,7 @@ class WeightAverage:
         self._updates = 0
         self._last: Support | None = None
         self._moved = Support.empty(layout.dimension)
-        self._places: dict[str, Places | None] = {}
+        self._places: dict[str, Places] = {}
         self._weights: dict[str, Tensor] = {}
 
     def follow(self, support: Support) -> None:
@@ -62,21 +62,22 @@ class WeightAverage:
         passed = self._updates
         decay = passed / (passed + 2) if self._decay == 1 else min(self._decay, (1 + passed) / (10 + passed))
         for name, places in self._places.items():
-            self._weights[name].lerp_(_read(self._parameters[name].detach(), places), 1 - decay)
+            self._weights[name].lerp_(places.read(self._parameters[name].detach()), 1 - decay)
         self._updates += 1
 
     @torch.no_grad()
     def begin_again(self) -> None:
         """Forget what was averaged so far: the weights were changed by more than a step."""
         for name, places in self._places.items():
-            self._weights[name] = _copied(self._parameters[name].detach(), places)
+            self._weights[name] = places.read(self._parameters[name].detach()).clone()
         self._updates = 0
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model with the averaged weights, for the length of a `with` block."""
         raw = {
-            name: _copied(self._parameters[name].detach(), places) for name, places in self._places.items()
+            name: places.read(self._parameters[name].detach()).clone()
+            for name, places in self._places.items()
         }
         try:
             self.install()
@@ -93,7 +94,7 @@ class WeightAverage:
         moved = None if self._moved.is_full else self._moved.indices
         weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         for name, places in self._places.items():
-            _write(weights[name], places, self._weights[name])
+            places.write(weights[name], self._weights[name])
         return AverageState(weights, self._updates, moved)
 
     def restore(self, state: AverageState) -> None:
@@ -101,38 +102,21 @@ class WeightAverage:
         d, moved = self._layout.dimension, state.moved
         self.follow(Support.full(d) if moved is None else Support(moved, d))
         self._weights = {
-            name: _copied(state.weights[name].to(self._parameters[name]), places)
+            name: places.read(state.weights[name].to(self._parameters[name])).clone()
             for name, places in self._places.items()
         }
         self._updates = state.updates
 
-    def _grown(self, name: str, new: Places | None) -> Tensor:
+    def _grown(self, name: str, new: Places) -> Tensor:
         """A parameter's average on more places than so far: what enters is read from the weights."""
-        known, old = name in self._places, self._places.get(name)
-        if known and old is None:
+        old = self._places.get(name)
+        if old is not None and old.index is None:
             return self._weights[name]
-        weights = _copied(self._parameters[name].detach(), new)
-        if old is not None and new is None:
-            old.write(weights, self._weights[name])
-        elif old is not None and new is not None:
+        weights = new.read(self._parameters[name].detach()).clone()
+        if old is not None:
             carry(self._weights[name], old, weights, new)
         return weights
 
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, places in self._places.items():
-            _write(self._parameters[name].detach(), places, values[name])
-
-
-def _read(full: Tensor, places: Places | None) -> Tensor:
-    return full if places is None else places.read(full)
-
-
-def _copied(full: Tensor, places: Places | None) -> Tensor:
-    return full.clone() if places is None else places.read(full)
-
-
-def _write(full: Tensor, places: Places | None, values: Tensor) -> None:
-    if places is None:
-        full.copy_(values)
-    else:
-        places.write(full, values)
+            places.write(self._parameters[name].detach(), values[name])

@@ -24,7 +24,7 @@ from sparsedp.optimizers.factory import (
     restore_scheduler,
     scheduler_state,
 )
-from sparsedp.optimizers.sparse import change_weights, support_optimizer
+from sparsedp.optimizers.sparse import SupportOptimizer, change_weights
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
@@ -68,7 +68,7 @@ class Learner:
         self._optimizer = make_optimizer(rule.optimizer, model)
         self._members = group_members(self._optimizer, model)
         coasts = self.controller.method.off_support is OffSupport.COASTS
-        self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
+        self.applier = SupportOptimizer(model, layout, self._optimizer, coasts=coasts)
         self._scheduler = make_scheduler(rule.scheduler, self._optimizer, plan.training_steps)
         decay = rule.ema_decay
         self._average = None if decay is None else WeightAverage(model, layout, decay)
