@@ -1,24 +1,78 @@
-"""The library's commands, each once, as a user types them."""
+"""The library's commands, each once, as a user types them, with one small run that `fit` made in a folder."""
 
-import re
+import json
+import shutil
 import subprocess
 import sys
+import warnings
+from dataclasses import dataclass
 
 import pytest
-import typer
+import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
+import sparsedp
 from sparsedp import cli
 from sparsedp.auditing import mechanism, sampling
 from sparsedp.cli import EXIT_CODES, Exit, app
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.methods import build_plan, get_method, list_methods
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.training.planning import spec_for
 
 COMMANDS = ("plan", "check", "verify", "audit", "report", "diagnose", "methods")
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+    def failed_with(self, code, *words):
+        """One clear message on standard error, and no traceback."""
+        assert self.code == code, self
+        assert "Traceback" not in self.err, self.err
+        flat = " ".join(self.err.split())
+        for word in words:
+            assert word in flat, f"{word!r} is not in {flat!r}"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of `tp-topk` with a warm-up, made in a second, and its record."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    sparsedp.fit(
+        model, TensorDataset(x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(), method="tp-topk", epsilon=8, delta=1e-3,
+        epochs=5, batch_size=20, seed=0, run_dir=folder, progress=False,
+    )  # fmt: skip
+    return folder, json.loads((folder / "record.json").read_text())
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """The entry point in this process: the same code, without the seconds a new process takes to load torch."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["sparsedp", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Finished(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 def test_help_lists_every_command_and_exit_code_without_loading_torch():
@@ -58,48 +112,34 @@ def test_plan_gives_the_noise_of_the_plan_that_training_uses(typed):
     noise = answer["phases"][-1]["noise_multiplier"] / 1024
     assert answer["noise_energy"]["dense"] == pytest.approx(1000 * noise**2)
     assert answer["noise_energy"]["sparse"] == pytest.approx(100 * noise**2)
-    assert len(answer["curve"]) == 4
-    assert answer["curve"][-1]["epsilon"] == pytest.approx(answer["epsilon"], rel=1e-3)
     assert answer["other_budgets"] == []
 
 
 SMALL = (
     "--units", "2000", "--batch-size", "100", "--epochs", "2", "--method", "tp-topk", "--parameters", "1000",
+    "--accountant", "rdp", "--normalise", "8",
 )  # fmt: skip
-SIZES = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0}
 
 
-def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(typed):
-    question = (*SMALL, "--other-budgets", "1")
-    answer = typed("plan", *question, "--json").json
-    plan, dearer = (build_plan(get_method("tp-topk"), epsilon=epsilon, **SIZES) for epsilon in (3.0, 1.0))
-    assert [phase["noise_multiplier"] for phase in answer["phases"]] == [
-        p.noise_multiplier for p in plan.phases
-    ]
-    assert answer["epsilon"] == plan_epsilon(plan)
-    (other,) = answer["other_budgets"]
-    louder = dearer.phases[-1].noise_multiplier / plan.phases[-1].noise_multiplier
-    assert other["noise_energy_factor"] == pytest.approx(louder**2)
-    shown = typed("plan", *question)
-    assert "What another epsilon costs" in shown.out
-    assert "Noise over clip norm, r, for all (1,000 coordinates)" in " ".join(shown.out.split())
-
-
-def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach(typed):
-    question = (*SMALL, "--accountant", "rdp")
-    asked = (*question, "--normalise", "8", "--other-budgets", "0.1,2")
+def test_plan_counts_a_normalisation_and_says_what_other_budgets_cost_or_that_they_are_out_of_reach(typed):
+    asked = (*SMALL, "--other-budgets", "0.1,2")
     answer = typed("plan", *asked, "--json").json
-    plan = build_plan(
-        get_method("tp-topk"), epsilon=3.0, accountant="rdp", normalise=PrivateNormalisation(8.0), **SIZES
-    )
+    known = {
+        "units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0, "accountant": "rdp",
+        "normalise": PrivateNormalisation(8.0),
+    }  # fmt: skip
+    plan, dearer = (build_plan(get_method("tp-topk"), epsilon=epsilon, **known) for epsilon in (3.0, 2.0))
     assert [(p["name"], p["noise_multiplier"]) for p in answer["phases"]] == [
         (p.name, p.noise_multiplier) for p in plan.phases
     ]
-    assert [other["noise_multipliers"] == [] for other in answer["other_budgets"]] == [True, False]
-    assert "out of reach" in typed("plan", *asked).out
-    refused = typed("plan", *question, "--other-budgets", "2,-1")
-    assert refused.code != 0
-    assert "out of reach" not in refused.out
+    assert answer["epsilon"] == plan_epsilon(plan)
+    unreachable, other = answer["other_budgets"]
+    assert unreachable["noise_multipliers"] == []
+    louder = dearer.phases[-1].noise_multiplier / plan.phases[-1].noise_multiplier
+    assert other["noise_energy_factor"] == pytest.approx(louder**2)
+    shown = " ".join(typed("plan", *asked).out.split())
+    for words in ("out of reach", "What another epsilon costs", "r, for all (1,000 coordinates)"):
+        assert words in shown
 
 
 PUBLIC = (
@@ -133,24 +173,10 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
     assert f"Method auto takes {method}: {answer['reason']}." in shown
 
 
-@pytest.mark.parametrize(
-    ("asked", "k", "words"),
-    [
-        ("--method fest --parameters 1000000", None, "is not known from --parameters alone"),
-        ("--method tp-topk --parameters 1000", 200, "k=200 active"),
-        ("--method head --model own_models:network", 90, "k=90 active"),
-        ("--method bias --model own_models:network", 98, "k=98 active"),
-    ],
-)
-def test_plan_tells_the_support_where_it_can_be_known(typed, monkeypatch, tmp_path, asked, k, words):
-    monkeypatch.chdir(tmp_path)
-    model = (
-        "from torch import nn\ndef network():\n    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 10))\n"
-    )
-    (tmp_path / "own_models.py").write_text(model)
-    question = ("plan", *PUBLIC, *asked.split())
-    assert typed(*question, "--json").json["active"] == k
-    assert words in " ".join(typed(*question).out.split())
+def test_plan_tells_the_support_where_it_can_be_known(typed):
+    asked = ("plan", *PUBLIC, "--parameters", "1000", "--method")
+    assert "is not known from --parameters alone" in " ".join(typed(*asked, "fest").out.split())
+    assert "k=200 active" in " ".join(typed(*asked, "tp-topk").out.split())
 
 
 @pytest.mark.parametrize(
@@ -159,8 +185,7 @@ def test_plan_tells_the_support_where_it_can_be_known(typed, monkeypatch, tmp_pa
         ("plan --units 0 --batch-size 10 --epochs 2 --parameters 9", Exit.USAGE, "--units"),
         ("plan --units 90 --parameters 9 --method dp-sgd --warmup-budget 0.3", Exit.USAGE, "has no warm-up"),
         ("plan --units 100 --batch-size 200 --epochs 2 --parameters 9", Exit.PRIVACY, "batch_size"),
-        ("plan --units 100", Exit.USAGE, "give --parameters N or --model"),
-        ("plan --units 100 --parameters 10 --model a:b", Exit.USAGE, "give --parameters N or --model"),
+        ("plan --units 100", Exit.USAGE, "--parameters"),
         ("verify nowhere", Exit.DATA, "nowhere"),
         ("report nowhere", Exit.DATA, "nowhere"),
         ("predict nowhere new.csv", Exit.DATA, "nowhere is no folder"),
@@ -190,9 +215,31 @@ def test_diagnose_reads_releases_only_and_writes_nothing(trained, typed):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     visible = typed("diagnose", folder, "--json").json["visible"]
     assert (visible["k"], visible["d"]) == (record["k"], record["d"])
-    assert sum(layer["active"] for layer in visible["layers"]) == record["k"]
     assert "pure noise gives" in typed("diagnose", folder).out
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_verify_says_what_is_guaranteed_and_what_not(trained, typed):
+    found = typed("verify", trained[0], "--json").json
+    assert found["passed"]
+    assert found["epsilons"]["PLD (dp-accounting)"] == pytest.approx(trained[1]["epsilon_spent"], rel=0.005)
+    promised, limits = " ".join(found["guaranteed"]), " ".join(found["not_guaranteed"])
+    assert "adding or removing one row" in promised
+    for words in ("not for release", "outside the guarantee", "Tuning"):
+        assert words in limits
+
+
+def test_verify_names_a_corrupted_line_of_the_ledger(trained, typed, tmp_path):
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    place = [number for number, line in enumerate(lines) if '"kind":"block"' in line][1]
+    lines[place] = lines[place].replace('"steps":1', '"steps":0', 1)
+    (run / "ledger.jsonl").write_text("".join(lines))
+    done = typed("verify", run)
+    assert done.code == Exit.MISMATCH
+    assert f"ledger.jsonl, line {place + 1}" in done.out
+    assert "Not verified" in done.out
+    assert "Guaranteed" not in done.out
 
 
 def test_audit_of_a_function_s_parts_is_told_and_kept_and_spends_nothing(typed, monkeypatch, tmp_path):
@@ -223,22 +270,9 @@ def parts():
 """
 
 
-def test_a_bug_is_not_dressed_up_as_a_mistake():
-    broken = typer.Typer()
-
-    @broken.command()
-    def crash() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        cli.run(lambda: broken([], standalone_mode=False))
-
-
-def test_every_error_class_has_a_code_of_its_own_kind():
-    from sparsedp.errors import DataError, ModelError, PrivacyError
-
+def test_a_mistake_has_a_code_of_its_kind_and_a_bug_is_not_dressed_up_as_one():
     def code(kind):
-        def broken() -> None:
+        def broken():
             raise kind("a mistake")
 
         with pytest.raises(SystemExit) as ended:
@@ -247,6 +281,8 @@ def test_every_error_class_has_a_code_of_its_own_kind():
 
     found = [code(kind) for kind in (DataError, PrivacyError, ModelError, SparseDPError)]
     assert found == [Exit.DATA, Exit.PRIVACY, Exit.USAGE, Exit.USAGE]
+    with pytest.raises(ZeroDivisionError):
+        code(ZeroDivisionError)
 
 
 OWN = """
@@ -278,10 +314,6 @@ def nothing():
     return None
 
 
-def broken():
-    raise ValueError("my own mistake")
-
-
 def ok():
     return nn.Linear(3, 4), nn.CrossEntropyLoss(reduction="none"), (torch.randn(4, 3), torch.arange(4))
 """
@@ -296,7 +328,6 @@ def own_models(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("own_models")
 def test_a_model_of_linear_layers_is_all_fast(typed):
     told = typed("check", "own_models_to_check:ok", "--json").json
-    assert 0 < told.pop("times_plain") < 100  # measured, on whatever runs here
     assert told == {"model": "own_models_to_check:ok", "parameters": 16, "fast": True, "notes": []}
 
 
@@ -304,7 +335,6 @@ def test_a_model_of_linear_layers_is_all_fast(typed):
 def test_what_is_slow_in_ones_own_model_is_named(typed):
     shown = typed("check", "own_models_to_check:slow").out
     assert "'target': LerpBackward0 has no formula" in shown
-    assert re.search(r"32 examples takes \d+\.\d times an ordinary gradient", " ".join(shown.split()))
 
 
 @pytest.mark.usefixtures("own_models")
@@ -313,7 +343,6 @@ def test_what_is_slow_in_ones_own_model_is_named(typed):
     [
         ("own_models_to_check:mixing", "statistics of the whole batch"),
         ("own_models_to_check:nothing", "expected (model, loss_fn, rows)"),
-        ("own_models_to_check:broken", "raised ValueError (my own mistake); expected it to give"),
         ("own_models_to_check:absent", "expected package.module:function"),
         ("no_such_module_at_all:f", "expected package.module:function"),
         ("nonsense", "expected package.module:function"),

@@ -18,12 +18,13 @@ import sparsedp
 from runs import a_trainer, advance
 from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.ledger import chain_line
+from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
+from sparsedp.privacy.ledger import Ledger, chain_line
 from sparsedp.runs.checkpoint import checkpoint_bytes, read_checkpoint
 from sparsedp.runs.directory import digest_of
 from sparsedp.runs.record import record_bytes
 from sparsedp.runs.run import Run
-from sparsedp.runs.verify import UNCHECKED, Verification, verify
+from sparsedp.runs.verify import TIGHTEST, TOLERANCE, UNCHECKED, Verification, other_epsilons, verify
 
 FILES = ("plan.json", "ledger.jsonl", "checkpoint.safetensors", "metrics.jsonl", "record.json")
 SCRAPS = (
@@ -310,3 +311,28 @@ def test_an_edit_that_is_accepted_changes_no_claim_and_none_gives_a_traceback(ru
     seen = try_edits(run, 300, seed=5)
     assert seen["changed"] == 0
     assert seen["refused"] > 250
+
+
+def test_independent_accountants_agree_on_a_published_number(tmp_path: Path) -> None:
+    """Noise 1.5, rate 0.04, 2,250 steps, delta 1e-5: RDP 7.3291, PRV 6.779, PLD 6.769 (Opacus, dp-accounting)."""
+
+    phase = Phase(name="train", steps=2250, sampling_rate=0.04, clip_norm=1.0, noise_multiplier=1.5)
+    plan = Plan(method="dp-sgd", phases=(phase,), units=1000, steps_per_epoch=25, delta=1e-5)
+    with Ledger(plan, tmp_path / "ledger.jsonl") as ledger:
+        for step in range(2250):
+            ledger.charge(Charge("train", step, 0.04, 1.5))
+    found = other_epsilons(Ledger.read(tmp_path / "ledger.jsonl"))
+    assert found["RDP (dp-accounting)"] == pytest.approx(7.3291, abs=1e-3)
+    assert found["PLD (dp-accounting)"] == pytest.approx(6.769, abs=5e-3)
+    assert found["RDP (Opacus)"] == pytest.approx(7.3291, abs=1e-3)
+    assert found["PRV (Opacus)"] == pytest.approx(6.779, abs=5e-3)
+
+
+def test_the_accountant_that_verifies_agrees_at_a_small_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the library's default grid of 1e-4 epsilon would be 0.1413, and an honest run would not verify."""
+    monkeypatch.setattr("sparsedp.runs.verify._by_opacus", lambda *_: {})
+    phase = Phase(name="train", steps=200_000, sampling_rate=1e-4, clip_norm=1.0, noise_multiplier=2.0)
+    plan = Plan(method="dp-sgd", phases=(phase,), units=10**6, steps_per_epoch=10_000, delta=1e-8)
+    state = Ledger(plan).state
+    found = other_epsilons(replace(state, sealed=state.planned))
+    assert found[TIGHTEST] == pytest.approx(plan_epsilon(plan), rel=TOLERANCE)

@@ -34,18 +34,16 @@ class Exit(IntEnum):
     DATA = 3
     PRIVACY = 4
     MISMATCH = 5
-    FAILED_RUNS = 6
     INTERRUPTED = 130
 
 
-EXIT_CODES: Mapping[Exit, str] = {
+EXIT_CODES: dict[int, str] = {
     Exit.OK: "all went well",
     Exit.INTERNAL: "a bug in sparsedp: there is a traceback, please report it",
     Exit.USAGE: "a wrong flag, name or value; or a file or folder that cannot be used",
     Exit.DATA: "data or a file of a run is missing or damaged",
     Exit.PRIVACY: "refused: it would break, overstate or overspend a guarantee",
     Exit.MISMATCH: "verify found something that does not fit, or audit a leak",
-    Exit.FAILED_RUNS: "some runs of a comparison or a sweep failed",
     Exit.INTERRUPTED: "stopped by Ctrl-C; it can be continued",
 }
 
@@ -94,8 +92,8 @@ def clip_bounds(text: str | None) -> float | tuple[float, ...] | str | None:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def imported(path: str, giving: str) -> Any:
-    """Call `package.module:function`; modules are looked up from the working directory too."""
+def imported_parts(path: str, parts: str) -> tuple[Any, Any, Any]:
+    """Call `package.module:function` for the three parts; modules are looked up from the working directory too."""
     module, _, function = path.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -104,19 +102,9 @@ def imported(path: str, giving: str) -> Any:
         raise SparseDPError(f"{path}: {error}; expected package.module:function") from error
     finally:
         sys.path.pop(0)
-    try:
-        return make()
-    except Exception as error:
-        raise SparseDPError(
-            f"{path}() raised {type(error).__name__} ({error}); expected it to give {giving}"
-        ) from error
-
-
-def imported_parts(path: str, third: str) -> tuple[Any, Any, Any]:
-    """Call a function that gives a model, data and a loss; `third` says which in order."""
-    given = imported(path, third)
+    given = make()
     if not isinstance(given, tuple) or len(given) != 3:
-        raise SparseDPError(f"{path}() gave {type(given).__name__}, expected {third}")
+        raise SparseDPError(f"{path}() gave {type(given).__name__}, expected {parts}")
     return given
 
 
@@ -199,9 +187,7 @@ def _application() -> typer.Typer:
             "what a run claims, `report` shows it on a page, `diagnose` says whether its support is any good, and "
             "`audit` attacks it."
         ),
-        epilog="Exit codes: "
-        + "; ".join(f"{code.value} {words}" for code, words in EXIT_CODES.items())
-        + ".",
+        epilog="Exit codes: " + "; ".join(f"{int(code)} {words}" for code, words in EXIT_CODES.items()) + ".",
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from sparsedp._validate import exact_ratio, rounded_up
+from sparsedp._validate import exact_ratio
 from sparsedp.cli import (
     ActiveRatio,
     BatchSize,
@@ -19,7 +19,6 @@ from sparsedp.cli import (
     Epsilon,
     Json,
     clip_bounds,
-    imported,
     numbers,
     numbers_table,
     print_json,
@@ -29,25 +28,17 @@ from sparsedp.errors import OutOfReachError, SparseDPError
 
 if TYPE_CHECKING:
     from sparsedp.methods import Method, PlanConfig
-    from sparsedp.parameters import ParameterLayout
-    from sparsedp.privacy.plan import Plan
-
-_CURVE_ROWS = 10
 
 
 def plan(
     units: Annotated[int, typer.Option(min=1, help="Number N of privacy units: examples, or people.")],
-    parameters: Annotated[int | None, typer.Option(min=1, help="Number d of trainable parameters.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Or a function that gives the model, to count them."),
-    ] = None,
+    parameters: Annotated[int, typer.Option(min=1, help="Number d of trainable parameters.")],
     batch_size: BatchSize = None,
     epochs: Epochs = None,
     epsilon: Epsilon = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="The noise instead of the budget.")] = None,
     delta: Delta = None,
-    method: Annotated[str, typer.Option(help="A method, or auto: what fit would take.")] = "auto",
+    method: Annotated[str, typer.Option(help="A method, or auto: what fit takes for a network.")] = "auto",
     active_ratio: ActiveRatio = None,
     clip_norm: ClipNorm = None,
     warmup_fraction: Annotated[
@@ -76,7 +67,6 @@ def plan(
     """
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
-    size, linear = _size(model, parameters)
     asked: Any = {
         "batch_size": batch_size,
         "epochs": epochs,
@@ -91,18 +81,17 @@ def plan(
         "units": units,
         "unit_name": unit,
     }
-    spec, reason = _spec(method, active_ratio, size, linear, asked)
+    spec, reason = _spec(method, active_ratio, parameters, asked)
     if not spec.method.warm_up and (warmup_fraction, warmup_budget) != (None, None):
         raise SparseDPError(
             f"{spec.method.name} has no warm-up: --warmup-fraction and --warmup-budget are for methods with one, "
             "such as tp-topk; drop them"
         )
     others = numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    given = {name for name in SETTINGS if asked.get(name) is not None}
     answer = {
-        **quote(spec, size, others),
+        **quote(spec, parameters, others),
         "reason": reason,
-        "settings": explain(spec, _dimension(size), given),
+        "settings": _explain(spec, parameters, asked),
     }
     if as_json:
         print_json(answer)
@@ -110,67 +99,54 @@ def plan(
         _show(answer, stdout_console(as_json))
 
 
-SETTINGS = ("epsilon", "delta", "batch_size", "epochs", "max_grad_norm")
-
-
-def explain(spec: PlanConfig, dimension: int, given: Collection[str]) -> list[dict[str, Any]]:
-    """Say of every setting what it is, whether it was given, and what speaks for another value.
-
-    Args:
-        spec: what is planned.
-        dimension: the number d of trainable parameters.
-        given: the names of `SETTINGS` that were given.
-    """
+def _explain(spec: PlanConfig, dimension: int, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Say of the settings what they are, whether they were asked for, and what speaks for another value."""
     from sparsedp.methods.auto import noise_ratio
 
     plan, units = spec.plan(), spec.units
-    values = {
-        "epsilon": plan.target_epsilon,
-        "delta": plan.delta,
-        "batch_size": spec.batch_size,
-        "epochs": spec.epochs,
-        "max_grad_norm": plan.phases[-1].clip_norm,
-    }
-    why = {
-        "epsilon": "a choice about people, not about models: odds of a guess grow by at most e^epsilon. Name the "
-        "unit, count every run on the same people",
-        "delta": f"the chance that the bound on odds fails: a power of ten at most 1/(10 N), N = {units:,}",
-        "batch_size": "larger batches have less noise beside the signal, and cost time",
-        "epochs": "more passes learn more, and every step gets more noise: 20 to 40 from scratch, 3 to 10 from "
-        "pretrained weights",
-        "max_grad_norm": "acts on the learning rate when most gradients are clipped: change the two together, and "
-        "never read it off the data",
-    }
+    more = ""
     if 4 * spec.batch_size <= units:
         larger = replace(spec, batch_size=4 * spec.batch_size).plan()
         now, then = noise_ratio(plan, dimension), noise_ratio(larger, dimension)
-        why["batch_size"] += f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
+        more = f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
+    rows = (
+        (
+            "epsilon",
+            plan.target_epsilon,
+            "a choice about people, not about models: odds of a guess grow by at most e^epsilon. Name the unit, "
+            "count every run on the same people",
+        ),
+        (
+            "delta",
+            plan.delta,
+            f"the chance that the bound on odds fails: a power of ten at most 1/(10 N), N = {units:,}",
+        ),
+        (
+            "batch_size",
+            spec.batch_size,
+            f"larger batches have less noise beside the signal, and cost time{more}",
+        ),
+        (
+            "epochs",
+            spec.epochs,
+            "more passes learn more, and every step gets more noise: 20 to 40 from scratch, 3 to 10 from pretrained "
+            "weights",
+        ),
+        (
+            "max_grad_norm",
+            plan.phases[-1].clip_norm,
+            "acts on the learning rate when most gradients are clipped: change the two together, and never read it "
+            "off the data",
+        ),
+    )
     return [
-        {"setting": name, "value": values[name], "given": name in given, "why": why[name]}
-        for name in SETTINGS
+        {"setting": name, "value": value, "given": asked.get(name) is not None, "why": why}
+        for name, value, why in rows
     ]
 
 
-def _size(model: str | None, parameters: int | None) -> tuple[ParameterLayout | int, bool]:
-    """The layout of the model that a function gives, or the number of parameters; whether it is one linear layer."""
-    from torch import nn
-
-    from sparsedp.methods.auto import is_linear
-    from sparsedp.parameters import ParameterLayout
-
-    if (model is None) == (parameters is None):
-        raise SparseDPError("give --parameters N or --model MODULE:FUNCTION, one of the two")
-    if parameters is not None:
-        return parameters, False
-    assert model is not None
-    given = imported(model, "a model")
-    if not isinstance(given, nn.Module):
-        raise SparseDPError(f"{model}() gave {type(given).__name__}, expected a torch.nn.Module")
-    return ParameterLayout.of(given), is_linear(given)
-
-
 def _spec(
-    method: str, active_ratio: float | None, size: ParameterLayout | int, linear: bool, asked: Any
+    method: str, active_ratio: float | None, dimension: int, asked: Any
 ) -> tuple[PlanConfig, str | None]:
     """What is planned, and why its method if that was left open."""
     from sparsedp.methods import PlanConfig, get_method
@@ -181,40 +157,25 @@ def _spec(
     if method != AUTO_METHOD:
         return PlanConfig.asked(get_method(method, **changes), **asked), None
     if changes:
-        return PlanConfig.asked(
-            get_method(METHOD, **changes), **asked
-        ), "a support, as --active-ratio was given"
-    row = choose_method(_dimension(size), linear=linear, **asked)
-    spec = PlanConfig.asked(row, **asked)
-    return spec, reason_of(spec, _dimension(size), linear=linear)
+        row = get_method(METHOD, **changes)
+        return PlanConfig.asked(row, **asked), "a support, as --active-ratio was given"
+    spec = PlanConfig.asked(choose_method(dimension, **asked), **asked)
+    return spec, reason_of(spec, dimension)
 
 
-def _dimension(size: ParameterLayout | int) -> int:
-    return size if isinstance(size, int) else size.dimension
-
-
-def count_active(method: Method, size: ParameterLayout | int) -> int | None:
-    """How many coordinates a method has active in its last period.
-
-    None where training itself decides, or where the sizes of the model's parts would have to be known.
-    """
-    from sparsedp.methods.ranking import Parts, size_of
+def count_active(method: Method, dimension: int) -> int | None:
+    """How many coordinates a method has active in its last period; None where it takes more than their number."""
     from sparsedp.methods.schedules import active_count
     from sparsedp.methods.scores import ScoreSource
 
+    if method.scope or method.always:
+        return None
     if method.ranking is not None and method.ranking.source is ScoreSource.STEP_ROWS:
         return None
-    if isinstance(size, int):
-        if method.scope or method.always:
-            return None
-        always, ranked = 0, size
-    else:
-        parts = Parts.of(size, method.scope, method.always)
-        always, ranked = size_of(parts.always), parts.ranked_size
-    return always + (active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0)
+    return active_count(exact_ratio(method.active_ratio), dimension)
 
 
-def quote(spec: PlanConfig, size: ParameterLayout | int, other_budgets: Iterable[float]) -> dict[str, Any]:
+def quote(spec: PlanConfig, d: int, other_budgets: Iterable[float]) -> dict[str, Any]:
     """Say what a plan costs in noise and epsilon, as JSON values.
 
     The noise energy is the expected squared length of a step's noise in the main phase: d nu^2 on all coordinates,
@@ -222,35 +183,23 @@ def quote(spec: PlanConfig, size: ParameterLayout | int, other_budgets: Iterable
     """
     from sparsedp.guarantee import epsilons, guarantee
     from sparsedp.methods.auto import meaning_of, noise_ratio
-    from sparsedp.methods.ranking import part_sizes
     from sparsedp.methods.support_scheduler import noise_on_mean
-    from sparsedp.privacy.accounting import epsilon_by_epoch
 
     plan = spec.plan()
-    by_accountant, d, active = epsilons(plan), _dimension(size), count_active(spec.method, size)
+    by_accountant, active = epsilons(plan), count_active(spec.method, d)
     noise = noise_on_mean(plan, plan.phases[-1])
-    counts = {"all": d} if isinstance(size, int) else {name: n for name, n in part_sizes(size).items() if n}
+    counts = {"all": d}
     if active is not None and active != d:
         counts[f"the support of {spec.method.name}"] = active
+    of_plan = ("method", "target_epsilon", "delta", "accountant", "unit", "units")
+    of_phase = ("name", "steps", "sampling_rate", "noise_multiplier", "clip_norm")
     return {
         "guarantee": guarantee(plan),
-        "method": plan.method,
+        **{name: getattr(plan, name) for name in of_plan},
         "epsilon": by_accountant.get(plan.accountant or "pld"),
-        "target_epsilon": plan.target_epsilon,
-        "delta": plan.delta,
-        "accountant": plan.accountant,
-        "unit": plan.unit,
-        "units": plan.units,
         "epsilons": by_accountant,
         "phases": [
-            {
-                "name": phase.name,
-                "steps": phase.steps,
-                "sampling_rate": phase.sampling_rate,
-                "noise_multiplier": phase.noise_multiplier,
-                "clip_norm": phase.clip_norm,
-                "noise_on_mean": noise_on_mean(plan, phase),
-            }
+            {**{name: getattr(phase, name) for name in of_phase}, "noise_on_mean": noise_on_mean(plan, phase)}
             for phase in plan.phases
         ],
         "active": active,
@@ -269,14 +218,11 @@ def quote(spec: PlanConfig, size: ParameterLayout | int, other_budgets: Iterable
             }
             for name, count in counts.items()
         ],
-        "curve": [
-            {"epoch": epoch, "epsilon": value} for epoch, value in enumerate(epsilon_by_epoch(plan), start=1)
-        ],
-        "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets],
+        "other_budgets": [_other(spec, noise, epsilon) for epsilon in other_budgets],
     }
 
 
-def _other(spec: PlanConfig, plan: Plan, epsilon: float) -> dict[str, Any]:
+def _other(spec: PlanConfig, noise: float, epsilon: float) -> dict[str, Any]:
     """What another budget would cost; a budget that no noise reaches has neither noise nor energy."""
     from sparsedp.methods.support_scheduler import noise_on_mean
 
@@ -284,11 +230,10 @@ def _other(spec: PlanConfig, plan: Plan, epsilon: float) -> dict[str, Any]:
         other = replace(spec, epsilon=epsilon, noise_multiplier=None).plan()
     except OutOfReachError:
         return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
-    factor = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])
     return {
         "epsilon": epsilon,
         "noise_multipliers": [phase.noise_multiplier for phase in other.phases],
-        "noise_energy_factor": factor**2,
+        "noise_energy_factor": (noise_on_mean(other, other.phases[-1]) / noise) ** 2,
     }
 
 
@@ -321,15 +266,6 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
         for row in answer["settings"]
     ]
     screen.print(numbers_table("Settings", ("setting", "value", "", "why"), settings, 4))
-    curve = answer["curve"]
-    if curve:
-        stride, top = -(-len(curve) // _CURVE_ROWS), curve[-1]["epsilon"]
-        points = [
-            (str(point["epoch"]), rounded_up(point["epsilon"]), "#" * round(30 * point["epsilon"] / top))
-            for point in curve
-            if point["epoch"] % stride == 0 or point is curve[-1]
-        ]
-        screen.print(numbers_table("Cost over time", ("epoch", "epsilon", ""), points, 3))
     if answer["other_budgets"]:
         budgets = []
         for other in answer["other_budgets"]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,32 +29,20 @@ from sparsedp.cli import (
     stderr_console,
     stdout_console,
 )
-from sparsedp.errors import DataError, SparseDPError
+from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from sparsedp.auditing import AuditResult
     from sparsedp.diagnostics import Visible
-    from sparsedp.runs.verify import Verification
 
 MAX_ROWS = 40
 """Of a table on the screen; --json has everything."""
-TIMED_ROWS, TIMES = 32, 3
-"""Examples to take the time of, and how often; the least counts."""
 AUDIT_BANNER = (
     "Not for release: an audit looks at the training data without noise. Its results are for whoever answers for the "
     "guarantee."
 )
-Confidence = Annotated[
-    float, typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often.")
-]
-Steps = Annotated[int, typer.Option(help="Run at most so many steps of the plan with canaries.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="A folder for the audit, marked as not for release; RUN-audit beside a run."),
-]
 
 
 def methods(as_json: Json = False) -> None:
@@ -81,67 +68,35 @@ def check(
     ],
     as_json: Json = False,
 ) -> None:
-    """Say whether a model can be trained, which parts leave the fast path, why, and what a step costs.
+    """Say whether a model can be trained, which parts leave the fast path, and why.
 
     Only the rows that your function gives are looked at: make some up.
 
     Example: `sparsedp check mypackage.models:example`
     """
-    from sparsedp.batch import per_sample_loss
+    from sparsedp.batch import MicroBatch, per_sample_loss
+    from sparsedp.clipping import FlatClip
+    from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
+    from sparsedp.parameters import Support
+    from sparsedp.validation.model import validate_model
 
     network, loss_fn, rows = imported_parts(model, "(model, loss_fn, rows)")
     loss = per_sample_loss(loss_fn)
-    notes, times_plain = _coverage(network, loss, rows)
-    size = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    found = validate_model(network, loss, rows)
+    engine = BookKeepingEngine(network, loss)
+    size = engine.layout.dimension
+    engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(Support.full(size), FlatClip(1.0)))
+    notes = list(dict.fromkeys([*found, *engine.notes]))
     if as_json:
-        told = {"model": model, "parameters": size, "fast": not notes, "notes": list(notes)}
-        print_json({**told, "times_plain": round(times_plain, 2)})
+        print_json({"model": model, "parameters": size, "fast": not notes, "notes": notes})
         return
     screen = stdout_console(as_json)
     screen.print(f"{model}: {size:,} parameters; every example is computed by itself")
-    for note in notes:
+    for note in notes or ["none of it; all is on the fast path"]:
         screen.print(f"slow: {note}", soft_wrap=True)
-    if not notes:
-        screen.print("all of it is on the fast path")
-    screen.print(
-        f"a clipped sum of {TIMED_ROWS} examples takes {times_plain:.1f} times an ordinary gradient, here and now"
-    )
 
 
-def _coverage(network: Any, loss: Any, rows: Any) -> tuple[tuple[str, ...], float]:
-    """What is slow and why, and a clipped sum's processor time over that of an ordinary gradient."""
-    import torch
-
-    from sparsedp.batch import MicroBatch
-    from sparsedp.clipping import FlatClip
-    from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
-    from sparsedp.grad_sample.isolation import made_up
-    from sparsedp.parameters import Support
-    from sparsedp.validation.model import ModelValidation, validate_model
-
-    notes = validate_model(network, loss, rows)
-    engine = BookKeepingEngine(network, loss)
-    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
-    many = made_up(rows, TIMED_ROWS, ModelValidation(network, loss, rows).kind)
-    parameters = engine.layout.parameters(network)
-    clipped = _seconds(lambda: engine.clipped_sum([MicroBatch(many)], query))
-    plain = _seconds(lambda: torch.autograd.grad(loss(network, many).sum(), parameters, allow_unused=True))
-    return (*notes, *(note for note in engine.notes if note not in notes)), clipped / plain
-
-
-def _seconds(step: Callable[[], object]) -> float:
-    taken = []
-    for _ in range(1 + TIMES):
-        start = time.process_time()
-        step()
-        taken.append(time.process_time() - start)
-    return max(min(taken[1:]), 1e-9)
-
-
-def verify(
-    run: Run,
-    as_json: Json = False,
-) -> None:
+def verify(run: Run, as_json: Json = False) -> None:
     """Recompute a run's epsilon from its ledger alone, check its files, and say what is guaranteed and what is not.
 
     Example: `sparsedp verify runs/mnist-tp-topk-eps3`
@@ -150,23 +105,15 @@ def verify(
     they claim follows from the ledger; and epsilon by two or more other accountants. Names what nothing was
     compared with. Exits with 5 if anything does not fit, and names it.
     """
+    from sparsedp.auditing.result import saved_audit
+    from sparsedp.guarantee import describe_run
     from sparsedp.runs.verify import verify as verify_run
 
     found = verify_run(run_folder(run))
-    if as_json:
-        print_json({"run": str(run), **_as_json(run, found)})
-    else:
-        _show(run, found, stdout_console(as_json))
-    if not found.passed:
-        raise typer.Exit(Exit.MISMATCH)
-
-
-def _as_json(run: Path, found: Verification) -> dict[str, object]:
-    from sparsedp.guarantee import describe_run
-
-    ledger, plan = found.ledger, found.plan
-    words = None if plan is None else describe_run(plan, ledger, found.record)
-    return {
+    ledger = found.ledger
+    words = None if found.plan is None else describe_run(found.plan, ledger, found.record)
+    answer = {
+        "run": str(run),
         "passed": found.passed,
         "checks": [{"what": c.name, "passed": c.passed, "problem": c.problem} for c in found.checks],
         "reasons": list(found.reasons),
@@ -178,47 +125,45 @@ def _as_json(run: Path, found: Verification) -> dict[str, object]:
         "unit": None if ledger is None else ledger.unit,
         "units": None if ledger is None else ledger.units,
         "guaranteed": words.guaranteed if words is not None and found.passed else [],
-        "not_guaranteed": words.not_guaranteed if words is not None else [],
-        "audit": _audit(run, found),
+        "not_guaranteed": [] if words is None else words.not_guaranteed,
+        "audit": None if ledger is None else saved_audit(run, ledger.head),
     }
+    if as_json:
+        print_json(answer)
+    else:
+        _show(answer, stdout_console(as_json))
+    if not found.passed:
+        raise typer.Exit(Exit.MISMATCH)
 
 
-def _audit(run: Path, found: Verification) -> dict[str, Any] | None:
-    """What an audit of the run as it is found; it lies beside the run and decides nothing here."""
-    from sparsedp.auditing.result import saved_audit
-
-    return None if found.ledger is None else saved_audit(run, found.ledger.head)
-
-
-def _show(run: Path, found: Verification, screen: Console) -> None:
-    from sparsedp.guarantee import describe_run
-
-    for check in found.checks:
-        mark = "[green]ok[/green]      " if check.passed else "[bold red]MISMATCH[/bold red]"
-        screen.print(f"{mark} {check.name}", soft_wrap=True)
-        if not check.passed:
-            screen.print(f"         {check.problem}", style="red", markup=False, soft_wrap=True)
-    _list("Not checked", found.unchecked, screen)
-    if found.epsilons and found.ledger is not None:
+def _show(answer: dict[str, Any], screen: Console) -> None:
+    _show_checks(answer["checks"], "MISMATCH", screen)
+    _list("Not checked", answer["unchecked"], screen)
+    if answer["epsilons"]:
         title = (
-            f"Epsilon of the {found.ledger.charged:,} steps in the ledger, at delta {found.ledger.delta:g}"
+            f"Epsilon of the {answer['steps_charged']:,} steps in the ledger, at delta {answer['delta']:g}"
         )
-        rows = [(name, f"{value:.4f}") for name, value in found.epsilons.items()]
+        rows = [(name, f"{value:.4f}") for name, value in answer["epsilons"].items()]
         screen.print(numbers_table(title, ("accountant", "epsilon"), rows))
-    if found.plan is not None:
-        words = describe_run(found.plan, found.ledger, found.record)
-        if found.passed:
-            _list("Guaranteed", words.guaranteed, screen)
-        _list("Not guaranteed", words.not_guaranteed, screen)
-    audit = _audit(run, found)
-    if audit is not None:
-        _list("Attacked from outside (sparsedp audit)", audit["summary"], screen)
-    verdict = "[bold green]Verified[/bold green]" if found.passed else "[bold red]Not verified[/bold red]"
-    screen.print(f"{verdict}: {run}", soft_wrap=True)
+    _list("Guaranteed", answer["guaranteed"], screen)
+    _list("Not guaranteed", answer["not_guaranteed"], screen)
+    if answer["audit"] is not None:
+        _list("Attacked from outside (sparsedp audit)", answer["audit"]["summary"], screen)
+    verdict = "[bold green]Verified[/bold green]" if answer["passed"] else "[bold red]Not verified[/bold red]"
+    screen.print(f"{verdict}: {answer['run']}", soft_wrap=True)
 
 
-def _list(title: str, lines: Iterable[str], screen: Console) -> None:
-    screen.print(f"[bold]{title}[/bold]")
+def _show_checks(checks: Iterable[dict[str, Any]], alarm: str, screen: Console) -> None:
+    for check in checks:
+        mark = "[green]ok[/green]" if check["passed"] else f"[bold red]{alarm}[/bold red]"
+        screen.print(f"{mark} {check['what']}", soft_wrap=True)
+        if check["problem"] is not None:
+            screen.print(f"   {check['problem']}", style="red", markup=False, soft_wrap=True)
+
+
+def _list(title: str, lines: Sequence[str], screen: Console) -> None:
+    if lines:
+        screen.print(f"[bold]{title}[/bold]")
     for line in lines:
         screen.print(f"- {line}", markup=False)
 
@@ -234,20 +179,15 @@ def report(
 
     Examples: `sparsedp report runs/mnist-tp-topk-eps3`, `sparsedp report runs/demo --out demo.html`.
     """
-    if not path.is_dir():
-        raise DataError(f"{path} is no folder; give the directory of a run")
     from sparsedp.report import write_report
 
-    written = write_report(path, out=out)
+    written = write_report(run_folder(path), out=out)
     if as_json:
         print_json({"report": str(written)})
     stdout_console(as_json).print(f"Report: {written}", soft_wrap=True)
 
 
-def diagnose(
-    run: Run,
-    as_json: Json = False,
-) -> None:
+def diagnose(run: Run, as_json: Json = False) -> None:
     """Show how good a run's support is, from its releases and public numbers alone: it costs nothing.
 
     Example: `sparsedp diagnose runs/first`
@@ -258,11 +198,10 @@ def diagnose(
     if as_json:
         print_json({"run": str(run), "visible": seen.to_json()})
     else:
-        show_support(seen, stdout_console(as_json))
+        _show_support(seen, stdout_console(as_json))
 
 
-def show_support(seen: Visible, screen: Console) -> None:
-    """What releases and public numbers say."""
+def _show_support(seen: Visible, screen: Console) -> None:
     k, d, noise = seen.size, seen.dimension, seen.noise
     screen.print(
         f"[bold]Support[/bold]: {k:,} of {d:,} coordinates, {percent(k / d)}. From releases alone: free."
@@ -277,8 +216,7 @@ def show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"No split estimate: {seen.missing}.", markup=False, soft_wrap=True)
     for decision in seen.decisions:
         screen.print(f"Step {decision['step']}: keeps {decision['reason']}.", markup=False, soft_wrap=True)
-    for table in _support_tables(seen):
-        screen.print(table)
+    _show_support_tables(seen, screen)
     screen.print(
         f"Noise energy of a step: {significant(noise.sparse_energy)} on the support, "
         f"{significant(noise.dense_energy)} on all coordinates."
@@ -288,8 +226,7 @@ def show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"A step's noise over its clip norm, r: {parts}.")
 
 
-def _support_tables(seen: Visible) -> Iterator[Table]:
-    """How well the rankings do, where the support lies, and how it changed."""
+def _show_support_tables(seen: Visible, screen: Console) -> None:
     if seen.splits:
         rows = []
         for name, split in seen.splits.items():
@@ -301,19 +238,20 @@ def _support_tables(seen: Visible) -> Iterator[Table]:
             rows.append((name, value, interval, percent(split.active_ratio)))
         best = percent(seen.size / seen.dimension)
         title = f"Energy in the best {best}: ranked and measured by different steps"
-        yield numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows)
+        screen.print(numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows))
     layers = [
         (layer.name, f"{layer.active:,}", f"{layer.size:,}", percent(layer.active_ratio))
         for layer in seen.layers[:MAX_ROWS]
     ]
-    yield numbers_table("Active coordinates by parameter", ("parameter", "active", "of", "share"), layers)
+    columns = ("parameter", "active", "of", "share")
+    screen.print(numbers_table("Active coordinates by parameter", columns, layers))
     if seen.overlaps:
         shared = []
         for first, second, found in seen.overlaps[:MAX_ROWS]:
             chance = " to ".join(map(percent, found.random.interval()))
             shared.append((first, second, percent(found.share), chance, percent(found.churn)))
         headings = ("supports", "", "shared", "by chance, 95 %", "dropped")
-        yield numbers_table("Overlap", headings, shared, 2)
+        screen.print(numbers_table("Overlap", headings, shared, 2))
 
 
 def audit(
@@ -334,9 +272,15 @@ def audit(
     batch_size: BatchSize = None,
     clip_norm: ClipNorm = None,
     active_ratio: ActiveRatio = None,
-    confidence: Confidence = 0.95,
-    steps: Steps = 200,
-    out: Out = None,
+    confidence: Annotated[
+        float,
+        typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often."),
+    ] = 0.95,
+    steps: Annotated[int, typer.Option(help="Run at most so many steps of the plan with canaries.")] = 200,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for the audit, marked as not for release; RUN-audit beside a run."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Attack what would be trained, and show a lower bound on epsilon beside the epsilon that is claimed.
@@ -366,31 +310,21 @@ def audit(
             "audit: got a run and settings; a run is audited as it was planned, so drop one or the other"
         )
 
-    def attack() -> AuditResult:
-        from sparsedp.auditing import audit as attacked
-        from sparsedp.methods.auto import AUTO_METHOD
-        from sparsedp.training.planning import changed_method
-
-        model, train_dataset, loss_fn = imported_parts(subject, "(model, train_dataset, loss_fn)")
-        if active_ratio is not None:
-            chosen["method"] = changed_method(chosen.get("method", AUTO_METHOD), active_ratio=active_ratio)
-        how: dict[str, Any] = {"confidence": confidence, "steps": steps, "progress": not as_json}
-        return attacked(model, train_dataset, loss_fn, run=run, **how, **chosen)
-
-    run_audit(attack, None if run is None else run_folder(run), out, as_json)
-
-
-def run_audit(attack: Callable[[], AuditResult], run: Path | None, out: Path | None, as_json: bool) -> None:
-    """Audit, show what was found, and keep it if there is a folder for it."""
+    from sparsedp.auditing import audit as attacked
     from sparsedp.auditing.result import audit_folder, check_folder, save
+    from sparsedp.methods.auto import AUTO_METHOD
+    from sparsedp.training.planning import changed_method
 
-    folder = out if run is None or out is not None else audit_folder(run)
+    folder = audit_folder(run_folder(run)) if run is not None and out is None else out
     if folder is not None:
         check_folder(folder)
+    if active_ratio is not None:
+        chosen["method"] = changed_method(chosen.get("method", AUTO_METHOD), active_ratio=active_ratio)
     if not as_json:
         stderr_console().print(AUDIT_BANNER, style="yellow")
+    parts = imported_parts(subject, "(model, train_dataset, loss_fn)")
     try:
-        found = attack()
+        found = attacked(*parts, run=run, confidence=confidence, steps=steps, progress=not as_json, **chosen)
     except KeyboardInterrupt as interrupt:
         stderr_console().print("Stopped; nothing was written.")
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
@@ -420,11 +354,7 @@ def _show_audit(found: AuditResult, folder: Path | None, screen: Console) -> Non
     ]
     title = f"{found.method}: epsilon at delta {found.delta:g}, per {found.unit}"
     screen.print(numbers_table(title, ("", "claimed", "shown by attack"), rows))
-    for check in found.checks:
-        mark = "[green]ok[/green]  " if check.passed else "[bold red]LEAK[/bold red]"
-        screen.print(f"{mark} {check.name}", soft_wrap=True)
-        if check.problem is not None:
-            screen.print(f"     {check.problem}", style="red", markup=False, soft_wrap=True)
+    _show_checks(found.to_json()["checks"], "LEAK", screen)
     for line in found.summary():
         screen.print(f"- {line}", markup=False)
     if folder is not None:
