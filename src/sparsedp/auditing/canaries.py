@@ -34,7 +34,7 @@ from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import PublicRandomness, SystemRandomness
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.normalization import Normalised, release_statistics
-from sparsedp.training.step import StepCounts, release_selection
+from sparsedp.training.step import release_counts, release_selection
 
 Coins = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
@@ -253,7 +253,7 @@ def row_count_release(plan: Plan, phase: Phase, step: int, tables: TableRows) ->
         counter: Any = touched
         batch, noise = _logical_batch(step, _one_batch(present)), SystemRandomness()
         if phase.trains:
-            StepCounts(counter, plan, listener, noise).release(step, phase, batch, ChargeLog())
+            release_counts(counter, batch, plan, step, listener, ledger=ChargeLog(), randomness=noise)
         else:
             release_selection(counter, batch, plan, phase, listener, ledger=ChargeLog(), randomness=noise)
         return heard[0]
