@@ -48,24 +48,18 @@ def classification_metrics(outputs: Tensor, targets: Tensor, threshold: float = 
         predicted, scores = (outputs > threshold).long(), outputs
     actual = targets.long()
     metrics = {"accuracy": float((predicted == actual).sum()) / len(actual)}
-    if scores is not None:
-        metrics |= _binary_metrics(scores, predicted == 1, actual == 1)
+    positive = (actual == 1).cpu().numpy()
+    if scores is not None and positive.any() and not positive.all():
+        from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
+
+        found = (predicted == 1).cpu().numpy()
+        metrics |= {
+            "auc": float(roc_auc_score(positive, score_ranks(scores))),
+            "balanced_accuracy": float(balanced_accuracy_score(positive, found)),
+            "sensitivity": float(recall_score(positive, found)),
+            "specificity": float(recall_score(~positive, ~found)),
+        }
     return metrics
-
-
-def _binary_metrics(scores: Tensor, predicted: Tensor, positive: Tensor) -> dict[str, float]:
-    """What two classes add; nothing when one of them is missing."""
-    if positive.all() or not positive.any():
-        return {}
-    from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
-
-    actual, found = positive.cpu().numpy(), predicted.cpu().numpy()
-    return {
-        "auc": float(roc_auc_score(actual, score_ranks(scores))),
-        "balanced_accuracy": float(balanced_accuracy_score(actual, found)),
-        "sensitivity": float(recall_score(actual, found)),
-        "specificity": float(recall_score(~actual, ~found)),
-    }
 
 
 def score_ranks(scores: Tensor) -> npt.NDArray[Any]:
@@ -117,33 +111,33 @@ def held_out(
         total = 0.0
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
-        for rows in rows_in_order(dataset, size, batch_size, collate_fn):
-            rows = to_device(rows, next(model.parameters()).device)
-            with _watching(model) as returned:
+        returned: list[Any] = []
+        watch = model.register_forward_hook(lambda _model, _inputs, output: returned.append(output))
+        try:
+            for rows in rows_in_order(dataset, size, batch_size, collate_fn):
+                rows = to_device(rows, next(model.parameters()).device)
+                returned.clear()  # nothing is returned where a loss calls parts of the model
                 total += float(validate_losses(score(model, rows), example_count(rows)).double().sum())
-            target = _class_targets(rows)
-            output = getattr(returned[0], "logits", returned[0]) if returned else None
-            if target is not None and isinstance(output, Tensor):
-                outputs.append(output.detach().cpu())
-                targets.append(target.detach().cpu())
+                target = _class_targets(rows)
+                output = getattr(returned[-1], "logits", returned[-1]) if returned else None
+                if target is not None and isinstance(output, Tensor):
+                    outputs.append(output.detach().cpu())
+                    targets.append(target.detach().cpu())
+        finally:
+            watch.remove()
         found = {"loss": total / size}
         if outputs:
-            found |= classification_metrics(torch.cat(outputs), torch.cat(targets), threshold)
-        if metrics:
-            found |= _further(metrics, outputs, targets)
+            every, wanted = torch.cat(outputs), torch.cat(targets)
+            found |= classification_metrics(every, wanted, threshold)
+            found |= {name: float(function(every, wanted)) for name, function in (metrics or {}).items()}
+        elif metrics:
+            raise DataError(
+                "metrics: the data gives no pair of outputs and targets, expected examples (input, target), or "
+                f"dictionaries with one of {', '.join(TARGET_NAMES)}"
+            )
         return found
 
     return evaluate
-
-
-def _further(metrics: MetricFunctions, outputs: list[Tensor], targets: list[Tensor]) -> dict[str, float]:
-    if not outputs:
-        raise DataError(
-            "metrics: the data gives no pair of outputs and targets, expected examples (input, target), or "
-            f"dictionaries with one of {', '.join(TARGET_NAMES)}"
-        )
-    every, wanted = torch.cat(outputs), torch.cat(targets)
-    return {name: float(function(every, wanted)) for name, function in metrics.items()}
 
 
 @contextmanager
@@ -159,21 +153,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@contextmanager
-def _watching(model: nn.Module) -> Iterator[list[Any]]:
-    """What the model returned last; nothing as long as only its parts are called."""
-    returned: list[Any] = []
-
-    def remember(_model: nn.Module, _inputs: Any, output: Any) -> None:
-        returned[:] = [output]
-
-    watch = model.register_forward_hook(remember)
-    try:
-        yield returned
-    finally:
-        watch.remove()
-
-
 def _class_targets(rows: Batch) -> Tensor | None:
     """The second of a pair, or what a dictionary calls its labels: one number a row."""
     found = None
@@ -182,10 +161,6 @@ def _class_targets(rows: Batch) -> Tensor | None:
     elif isinstance(rows, Mapping):
         found = next((rows[name] for name in TARGET_NAMES if name in rows), None)
     return found if isinstance(found, Tensor) and found.numel() == example_count(rows) else None
-
-
-_MOST_WORK = 1_000_000
-"""How long `np.shares_memory` may search among strides that are hard to tell apart."""
 
 
 def refuse_training_rows(train: Dataset[Any], held_out: Dataset[Any]) -> None:
@@ -225,7 +200,8 @@ def refuse_training_arrays(
         PrivacyError: some of it is in both.
     """
     same = {id(one) for one in train} & {id(one) for one in held_out}
-    if same or _share_memory(_memory_of_all(train), _memory_of_all(held_out)):
+    mine, theirs = ([array for one in given for array in _memory_of(one)] for given in (train, held_out))
+    if same or _share_memory(mine, theirs):
         raise _in_both(*names)
 
 
@@ -248,45 +224,26 @@ def _rows_of(dataset: Dataset[Any]) -> Iterator[tuple[object, npt.NDArray[np.int
     if isinstance(dataset, TensorDataset):
         for tensor in dataset.tensors:
             if tensor.numel() and tensor.stride(0):
-                yield (
-                    _storage_of(tensor),
-                    tensor.data_ptr() + indices * tensor.stride(0) * tensor.element_size(),
-                )
-
-
-def _storage_of(tensor: Tensor) -> object:
-    return str(tensor.device), tensor.untyped_storage().data_ptr()
-
-
-def _memory_of_all(given: Iterable[Any]) -> list[npt.NDArray[Any]]:
-    """Arrays over the memory of what was given, without constants that are spread over all rows."""
-    found = [array for one in given for array in _memory_of(one)]
-    return [array for array in found if array.size and array.ndim and array.strides[0]]
+                storage = str(tensor.device), tensor.untyped_storage().data_ptr()
+                yield storage, tensor.data_ptr() + indices * tensor.stride(0) * tensor.element_size()
 
 
 def _memory_of(given: Any) -> Iterator[npt.NDArray[Any]]:
+    """Arrays over the memory of what was given, without constants that are spread over all rows."""
+    found: list[npt.NDArray[Any]] = []
     if isinstance(given, np.ndarray):
-        yield given
+        found = [given]
     elif isinstance(given, Tensor):
         # What NumPy cannot see is not converted either, so that `refuse_training_rows` finds its rows.
         with suppress(TypeError, RuntimeError):
-            yield given.detach().numpy()
+            found = [given.detach().numpy()]
     elif hasattr(given, "columns") and hasattr(given, "to_numpy"):
-        yield from (np.asarray(given[name].to_numpy()) for name in dict.fromkeys(given.columns))
+        found = [np.asarray(given[name].to_numpy()) for name in dict.fromkeys(given.columns)]
     elif hasattr(given, "to_numpy"):
-        yield np.asarray(given.to_numpy())
+        found = [np.asarray(given.to_numpy())]
     elif isinstance(getattr(given, "data", None), np.ndarray):
-        yield given.data
-
-
-def _share_memory(mine: list[npt.NDArray[Any]], theirs: list[npt.NDArray[Any]]) -> bool:
-    bounds = np.array([_bounds(array) for array in theirs], dtype=np.int64).reshape(-1, 2)
-    for array in mine:
-        low, high = _bounds(array)
-        near = np.flatnonzero((bounds[:, 0] < high) & (bounds[:, 1] > low))
-        if any(_overlap(array, theirs[place]) for place in near):
-            return True
-    return False
+        found = [given.data]
+    yield from (array for array in found if array.size and array.ndim and array.strides[0])
 
 
 def _bounds(array: npt.NDArray[Any]) -> tuple[int, int]:
@@ -296,8 +253,13 @@ def _bounds(array: npt.NDArray[Any]) -> tuple[int, int]:
     return low, low + sum(map(abs, reach)) + array.itemsize
 
 
-def _overlap(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return False
+def _share_memory(mine: Iterable[npt.NDArray[Any]], theirs: Sequence[npt.NDArray[Any]]) -> bool:
+    bounds = np.array([_bounds(array) for array in theirs], dtype=np.int64).reshape(-1, 2)
+    for array in mine:
+        low, high = _bounds(array)
+        for place in map(int, np.flatnonzero((bounds[:, 0] < high) & (bounds[:, 1] > low))):
+            # Strides that are hard to tell apart are let through.
+            with suppress(np.exceptions.TooHardError):
+                if np.shares_memory(array, theirs[place], max_work=1_000_000):  # type: ignore[arg-type]
+                    return True
+    return False

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -75,21 +75,26 @@ def plan_for(
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
     total, continued = run.total_epsilon, run.continue_from
     earlier = [continued] if isinstance(continued, (str, Path)) else continued
-    chosen = _cap(earlier, total, run_dir, asked) if earlier or total is not None else None
-    if chosen is not None:
-        asked["epsilon"], asked["delta"] = chosen.epsilon, chosen.delta
-    if public_scores is not None and method == AUTO_METHOD:
-        method = GIVEN
+    cap = _cap(earlier, total, run_dir, asked) if earlier or total is not None else None
+    if cap is not None:
+        asked["epsilon"], asked["delta"] = cap.epsilon, cap.delta
     if public_scores is not None:
-        method = _with_scores(method, public_scores)
+        method = _with_scores(GIVEN if method == AUTO_METHOD else method, public_scores)
     protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
     called = _name_of_unit(dataset, loading)
     if loading.sharded:
         protected = sum(distributed.gather(protected))
     spec = spec_for(model, method, units=protected, unit_name=called, **asked)
     distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
-    capped = _Capped(total, earlier, chosen)
-    return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume, capped))
+
+    def planned() -> Plan:
+        if run_dir is not None and resume:
+            return _saved_plan(spec, run_dir, total, continues=cap is not None)
+        if run_dir is not None:
+            check_new(run_dir)
+        return _new_plan(spec, run_dir, total, earlier, cap)
+
+    return distributed.broadcast_from_main(planned)
 
 
 def spec_for(
@@ -101,45 +106,35 @@ def spec_for(
     **asked: Unpack[PlanArgs],
 ) -> PlanConfig:
     """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse for two clip norms."""
-    if method == AUTO_METHOD:
+    if method == AUTO_METHOD and isinstance(asked.get("max_grad_norm"), tuple):
+        method = METHOD
+    elif method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        told = isinstance(
-            asked.get("max_grad_norm"), tuple
-        )  # one of them is for the main stage of a sparse method
-        method = (
-            METHOD
-            if told
-            else choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
-        )
+        method = choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
     return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked)
 
 
-class _Capped(NamedTuple):
-    """The cap that a first run declares, or the runs that another continues and their cap."""
+def _new_plan(
+    spec: PlanConfig,
+    out: Path | str | None,
+    total: float | None,
+    earlier: Sequence[Path | str],
+    cap: RdpFilter | None,
+) -> Plan:
+    """The plan within what is left of the cap of earlier runs; or of a first run, with the cap that it declares.
 
-    total: float | None = None
-    earlier: Sequence[Path | str] = ()
-    chosen: RdpFilter | None = None
-
-    def plan(self, spec: PlanConfig, out: Path | str | None) -> Plan:
-        """The plan under the cap, if there is one.
-
-        Formal guarantees: Cap and order are in the first run's plan, so they are settled before its first release. A
-        plan that continues is for the folder `out` alone: asked for once more with another, it counts beside the
-        first.
-        """
-        if self.chosen is not None and out is not None:
-            draft = spec.draft()
-            split = spec.split if len(draft.training) > 1 else EqualNoise()
-            return continue_runs(self.chosen, draft, self.earlier, split, sha256(str(Path(out).resolve())))
-        found = spec.plan()
-        if self.total is None:
-            return found
-        if found.delta is None:
-            raise PrivacyError(
-                f"total_epsilon: {found.method} protects nobody, so no cap holds; leave it out"
-            )
-        return RdpFilter.for_first_plan(found, self.total, found.delta).declared(found)
+    Formal guarantees: Cap and order are in the first run's plan, so they are settled before its first release. A plan
+    that continues is for the folder `out` alone: asked for once more with another, it counts beside the first.
+    """
+    if cap is not None and out is not None:
+        draft = spec.draft()
+        split = spec.split if len(draft.training) > 1 else EqualNoise()
+        return continue_runs(cap, draft, earlier, split, sha256(str(Path(out).resolve())))
+    found = spec.plan()
+    if total is None:
+        return found
+    assert found.delta is not None
+    return RdpFilter.for_first_plan(found, total, found.delta).declared(found)
 
 
 def _cap(
@@ -160,20 +155,6 @@ def _cap(
             "the first one declared"
         )
     return distributed.broadcast_from_main(lambda: declared_filter(earlier))
-
-
-def _planned(spec: PlanConfig, out: Path | str | None, resume: bool, capped: _Capped) -> Plan:
-    if out is not None and not resume:
-        check_new(out)
-    if not resume or out is None:
-        return capped.plan(spec, out)
-    saved = saved_plan(spec, out)
-    declared = None if saved.continuation is None or saved.continuation.ledgers else saved.target_epsilon
-    if capped.chosen is None and capped.total != declared:
-        raise PrivacyError(
-            f"total_epsilon: the run was planned with {declared}, got {capped.total}; it is never changed"
-        )
-    return saved
 
 
 def _name_of_unit(dataset: Dataset[Any], loading: DataConfig) -> str:
@@ -204,37 +185,29 @@ def _with_scores(method: str | Method, scores: Mapping[str, Any]) -> Method:
     return replace(row, ranking=Given(PublicScores.of(scores).checksum))
 
 
-def saved_plan(asked: PlanConfig, out: Path | str) -> Plan:
+def _saved_plan(asked: PlanConfig, out: Path | str, total: float | None, *, continues: bool) -> Plan:
     """The plan of the run at `out`, if that is what is asked for; its noise is kept as it was calibrated.
 
     Raises:
-        PrivacyError: it is another plan, and in what it differs.
+        PrivacyError: it is another plan, and in what it differs, or has another cap.
     """
     saved = Run.open(out).plan
     planned = PlanConfig.of(saved)
     if planned != asked:
-        details = "; ".join(
-            f"{name} was {_short(one)} and is {_short(other)}"
-            for name, one, other in _differences(planned.to_json(), asked.to_json())
-        )
+        details = "; ".join(_differences(planned.to_json(), asked.to_json()))
         raise PrivacyError(f"the run was planned otherwise: {details}. A plan is never changed on the way")
+    declared = None if saved.continuation is None or saved.continuation.ledgers else saved.target_epsilon
+    if not continues and total != declared:
+        raise PrivacyError(
+            f"total_epsilon: the run was planned with {declared}, got {total}; it is never changed"
+        )
     return saved
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     for name, value in one.items():
-        if name == "method":
-            same = value["name"] == other[name]["name"]
-            yield from (
-                _differences(value, other[name]) if same else [(name, value["name"], other[name]["name"])]
-            )
+        if name == "method" and value["name"] == other[name]["name"]:
+            yield from _differences(value, other[name])
         elif value != other[name]:
-            yield name, value, other[name]
-
-
-def _short(value: Any) -> str:
-    """A value in words, a long one cut."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_short(part)}" for name, part in value.items()) or "nothing"
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+            was, now = (found["name"] if name == "method" else found for found in (value, other[name]))
+            yield f"{name} was {json.dumps(was)[:60]} and is {json.dumps(now)[:60]}"
