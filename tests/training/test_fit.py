@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
     "a ratio of nothing": ({"active_ratio": 0.001}, SparseDPError, "active_ratio"),
     "two rates": ({"lr": 0.1, "optimizer": torch.optim.SGD}, SparseDPError, "default optimizer"),
     "empty evaluation": ({"eval_dataset": rows(1, 0)}, DataError, "eval_dataset is empty"),
-    "empty data": ({"data": rows(1, 0)}, DataError, "train_dataset is empty"),
+    "empty data": ({"data": rows(1, 0)}, DataError, "dataset is empty"),
     "a rate in words": ({"lr": "0.1"}, SparseDPError, "lr: got '0.1', expected a number"),
     "a rate below zero": ({"lr": -1.0}, SparseDPError, "lr: got -1.0, expected a number"),
     "a number for an optimizer": ({"optimizer": 3}, SparseDPError, r"optimizer: got int, expected a torch\.optim"),

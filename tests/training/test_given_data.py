@@ -209,7 +209,7 @@ def test_a_collate_that_mixes_rows_is_refused():
 def test_what_is_no_pair_of_tensors_is_refused():
     with pytest.raises(DataError, match=r"expected \(input, target\)"):
         extract_features(body(), TensorDataset(PICTURES.tensors[0]))
-    with pytest.raises(DataError, match="without rows"):
+    with pytest.raises(DataError, match="is empty"):
         extract_features(body(), TensorDataset(torch.zeros(0, 3, 6, 6), torch.zeros(0)))
     with pytest.raises(ModelError, match="one entry a row"):
         extract_features(nn.Flatten(0), PICTURES)

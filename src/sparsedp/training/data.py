@@ -37,7 +37,7 @@ from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, ro
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import inputs_of
 from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, fork_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler, UnitPartition
@@ -76,15 +76,13 @@ def given_data(given: object, name: str) -> GivenData:
             "guarantee counts on every row joining a batch with the planned chance. Give it __len__ and __getitem__, "
             "or list(it) if it fits in memory"
         )
-    if isinstance(given, tuple) and len(given) != 2 and any(_is_array(part) for part in given):
-        raise DataError(
-            f"{name}: got a tuple of {len(given)} arrays, expected two, (X, y); for more give TensorDataset(*arrays) "
-            "and loss_fn=PerExampleLoss(lambda model, rows: ...)"
-        )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
         return GivenData(_pair(given[0], given[1], name), tuple(given))
-    if _is_array(given):
-        raise DataError(f"{name}: got one array, expected (X, y), or a data set of (input, target) rows")
+    if _is_array(given) or (isinstance(given, tuple) and any(_is_array(part) for part in given)):
+        raise DataError(
+            f"{name}: got arrays, expected two of them, (X, y); for more give "
+            "TensorDataset(*arrays) and a PerExampleLoss(lambda model, batch: ...)"
+        )
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
         raise DataError(
             f"{name}: got {type(given).__name__}, expected a map-style data set (with __len__ and __getitem__), a "
@@ -102,16 +100,7 @@ def evaluator_of(
     collate: Collate | None = None,
     metrics: MetricFunctions | None = None,
 ) -> Evaluator:
-    """The loss and its metrics on held-out data, none of which is training data.
-
-    Args:
-        held_apart: in any form that training data may have.
-        train: what is trained on.
-        criterion: of the loss.
-        name: what the caller calls the held-out data.
-        collate: makes batches of both, unless the held-out loader has its own; else the training loader's does.
-        metrics: further numbers, as for `held_out`.
-    """
+    """The loss and its metrics on held-out data in any form, none of which is training data; see `held_out`."""
     apart, loss = given_data(held_apart, name), per_sample_loss(criterion)
     refuse_training_arrays(train.arrays, apart.arrays)
     refuse_training_rows(train.dataset, apart.dataset)
@@ -205,7 +194,7 @@ def count_units(dataset: Dataset[Any], units: Units) -> int:
     """
     rows = len(cast("Any", dataset))
     if rows == 0:
-        raise DataError("train_dataset is empty; give at least one row")
+        raise DataError("the dataset is empty; give at least one row")
     if units is None:
         return rows
     if len(units) != rows:
@@ -240,8 +229,6 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
         )
 
 
-PROBE_DRAW = 7
-"""Keeps the draw of probe rows apart from other public draws."""
 STATISTICS_ROWS = 1024
 """Most rows at once in a phase that does not train, unless told."""
 
@@ -264,12 +251,14 @@ class Batches:
     ) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate_fn
         shapes = ShapeValidator()
+        # A phase that does not train takes all units, so then there is a limit anyway.
+        most = loading.max_physical_batch or max(STATISTICS_ROWS, loading.rows_per_unit)
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
                 sampling_rate=phase.sampling_rate,
                 randomness=randomness,
-                loading=replace(loading, max_physical_batch=_at_once(loading, phase)),
+                loading=loading if phase.trains else replace(loading, max_physical_batch=most),
                 shapes=shapes,
                 partition=partition,
                 whole_units=phase.name == SELECT.name,
@@ -283,7 +272,7 @@ class Batches:
 
     def probe_rows(self, count: int, public: PublicRandomness) -> Batch:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""
-        everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, PROBE_DRAW)).numpy()
+        everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, 7)).numpy()
         with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             return fetch_rows(self._dataset, everywhere[:count], self._collate)
 
@@ -295,20 +284,12 @@ class Batches:
                 yield from self._samplers[phase.name].batches(max(step, first), first + phase.steps)
 
 
-def _at_once(loading: DataConfig, phase: Phase) -> int | None:
-    """Most rows at once: as told. A phase that does not train takes all units, so then there is a limit anyway."""
-    if loading.max_physical_batch is not None or phase.trains:
-        return loading.max_physical_batch
-    return max(STATISTICS_ROWS, loading.rows_per_unit)
-
-
 def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
     with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
 
 
-MADE_UP_ROWS = 8
 FEATURE_TOLERANCE = 1e-4
 """What rounding in another batch may change, as a share of the largest feature. Mixing changes far more."""
 
@@ -337,24 +318,19 @@ def extract_features(
         ModelError: the body mixes rows, draws random numbers, or remembers earlier rows.
         PrivacyError: `collate_fn` mixes rows.
     """
-    rows = len(cast("Any", dataset))
+    rows = count_units(dataset, None)
     validate_collate(dataset, collate_fn, ShapeValidator())
-    tensors = [(_input_and_target(part)) for part in rows_in_order(dataset, rows, batch_size, collate_fn)]
-    if not tensors:
-        raise DataError("extract_features: got a data set without rows, expected at least one")
+    tensors: list[Any] = list(rows_in_order(dataset, rows, batch_size, collate_fn))
+    for part in tensors:
+        if not isinstance(part, (tuple, list)) or [isinstance(x, Tensor) for x in part] != [True, True]:
+            raise DataError(
+                f"extract_features: got a batch of type {type(part).__name__}, expected (input, target), both "
+                "tensors; choose them in the data set or by collate_fn"
+            )
     with evaluation_mode(body):
         _check_rows_are_computed_alone(body, tensors[0][0])
         features = torch.cat([_run(body, inputs) for inputs, _ in tensors])
     return TensorDataset(features, torch.cat([targets for _, targets in tensors]))
-
-
-def _input_and_target(rows: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(rows, (tuple, list)) or len(rows) != 2 or not all(isinstance(x, Tensor) for x in rows):
-        raise DataError(
-            f"extract_features: got a batch of type {type(rows).__name__}, expected (input, target), both tensors; "
-            "choose them in the data set or by collate"
-        )
-    return rows[0], rows[1]
 
 
 def _run(body: nn.Module, inputs: Tensor) -> Tensor:
@@ -370,14 +346,14 @@ def _run(body: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
-    """Compare the features of made-up rows of the inputs' shape and type, together and one by one."""
-    made = made_up(like, MADE_UP_ROWS)
+    """Compare the features of made-up rows, together and one by one."""
+    made = made_up(like, 8)
     together = _run(body, made)
     alone = torch.cat([_run(body, made[i : i + 1]) for i in range(len(made))])
     again = _run(body, made.flip(0)).flip(0)
     room = FEATURE_TOLERANCE * float(together.abs().max()) if together.numel() else 0.0
     for other in (alone, again):
-        if not torch.allclose(together.double(), other.double(), rtol=0.0, atol=room, equal_nan=True):
+        if not torch.allclose(together, other, rtol=0.0, atol=room, equal_nan=True):
             raise ModelError(
                 "extract_features: the body makes something else of a row when other rows are in the batch or came "
                 "before, so it mixes rows, draws random numbers or remembers; expected a fixed function of each row"
