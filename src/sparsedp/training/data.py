@@ -80,7 +80,7 @@ def given_data(given: object, name: str) -> GivenData:
         return GivenData(_pair(given[0], given[1], name), tuple(given))
     if _is_array(given) or (isinstance(given, tuple) and any(_is_array(part) for part in given)):
         raise DataError(
-            f"{name}: got arrays, expected two of them, (X, y); for more give "
+            f"{name}: got {type(given).__name__}, expected two arrays, (X, y); for more give "
             "TensorDataset(*arrays) and a PerExampleLoss(lambda model, batch: ...)"
         )
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
