@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sparsedp.errors import PrivacyWarning as PrivacyWarning
     from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation import held_out as held_out
-    from sparsedp.grad_sample.buffers import keep_freed_memory as keep_freed_memory
     from sparsedp.loading import DataConfig as DataConfig
     from sparsedp.methods import get_method as get_method
     from sparsedp.methods import list_methods as list_methods
@@ -57,7 +56,6 @@ _HOMES = {
         "sparsedp.batch_norm": "freeze_batch_norm",
         "sparsedp.errors": "DataError ModelError PrivacyError PrivacyWarning SparseDPError",
         "sparsedp.evaluation": "held_out",
-        "sparsedp.grad_sample.buffers": "keep_freed_memory",
         "sparsedp.loading": "DataConfig",
         "sparsedp.methods": "get_method list_methods register_method",
         "sparsedp.methods.method": "Method",

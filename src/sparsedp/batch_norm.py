@@ -62,11 +62,19 @@ def freeze_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def _fixed(norm: _BatchNorm, name: str) -> nn.Module:
-    affine, rest = _affine(norm, name), _after(norm, name)
-    if not rest:
+    """The map, and behind it what a batch norm of another library runs after it has normalised."""
+    affine = _affine(norm, name)
+    if getattr(norm.forward, "__func__", None) in _OWN_FORWARDS:
         return affine
+    parts = {part: getattr(norm, part, None) for part in ("drop", "act")}
+    rest = {part: module for part, module in parts.items() if isinstance(module, nn.Module)}
     whole = nn.Sequential(OrderedDict(affine=affine, **rest))
-    _check_same(norm, whole, name)
+    if len(rest) != len(parts) or not _same(norm, whole):
+        raise ModelError(
+            f"batch norm {name!r}: got a {type(norm).__name__} with a forward of its own, expected one of torch's, "
+            "or one that normalises and then runs its modules drop and act; put what it does besides into a module of "
+            "its own, behind a batch norm of torch's"
+        )
     return whole
 
 
@@ -78,19 +86,8 @@ def _set_modes(model: nn.Module, modes: Mapping[nn.Module, bool], around: bool) 
     return model
 
 
-def _after(norm: _BatchNorm, name: str) -> dict[str, nn.Module]:
-    """The modules that a batch norm of another library runs after it has normalised."""
-    if getattr(norm.forward, "__func__", None) in _OWN_FORWARDS:
-        return {}
-    parts = {part: getattr(norm, part, None) for part in ("drop", "act")}
-    modules = {part: module for part, module in parts.items() if isinstance(module, nn.Module)}
-    if len(modules) != len(parts):
-        raise _unknown_forward(norm, name)
-    return modules
-
-
-def _check_same(norm: _BatchNorm, whole: nn.Module, name: str) -> None:
-    """Refuse a batch norm that is not the map and then its parts, seen on a few numbers in evaluation mode."""
+def _same(norm: _BatchNorm, whole: nn.Module) -> bool:
+    """Whether a batch norm is the map and then its parts, seen on a few numbers in evaluation mode."""
     assert norm.running_mean is not None
     axes = 2 if isinstance(norm, nn.BatchNorm1d) else 5 if isinstance(norm, nn.BatchNorm3d) else 4
     shape = (4, len(norm.running_mean), *[2] * (axes - 2))
@@ -99,18 +96,9 @@ def _check_same(norm: _BatchNorm, whole: nn.Module, name: str) -> None:
     try:
         with torch.no_grad():
             expected, found = old(numbers.clone()), new(numbers.clone())
-    except Exception as error:  # whatever a forward of another library asks for
-        raise _unknown_forward(norm, name) from error
-    if not torch.allclose(expected, found, rtol=0, atol=TOLERANCE * float(expected.abs().max())):
-        raise _unknown_forward(norm, name)
-
-
-def _unknown_forward(norm: _BatchNorm, name: str) -> ModelError:
-    return ModelError(
-        f"batch norm {name!r}: got a {type(norm).__name__} with a forward of its own, expected one of torch's, or "
-        "one that normalises and then runs its modules drop and act; put what it does besides into a module of its "
-        "own, behind a batch norm of torch's"
-    )
+    except Exception:  # whatever a forward of another library asks for
+        return False
+    return torch.allclose(expected, found, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
 
 
 def _affine(norm: _BatchNorm, name: str) -> ChannelAffine:

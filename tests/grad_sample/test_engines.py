@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -33,7 +30,6 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping, make_engine
-from sparsedp.grad_sample.buffers import keep_freed_memory
 from sparsedp.grad_sample.embedding import Pairs
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
 from sparsedp.grad_sample.query import keep_largest
@@ -507,36 +503,3 @@ def test_pairs_in_order_are_added_up_one_after_the_other_to_the_bit(pairs, width
     unordered = Pairs(rows, rows, gradients, by_row=False).added_up(gradients)
     assert torch.equal(unordered[0], touched)
     assert torch.equal(unordered[1], sums)
-
-
-# What is freed is given back, or kept where that was asked for.
-
-
-def test_other_c_libraries_are_left_alone(monkeypatch):
-    monkeypatch.setattr("sparsedp.grad_sample.buffers.ctypes.CDLL", lambda name: object())
-    assert keep_freed_memory() is False
-
-
-HOLES = """
-import resource, sys
-from sparsedp.grad_sample.buffers import give_back_freed_memory, keep_freed_memory
-
-def held():
-    with open("/proc/self/statm") as pages:
-        return int(pages.read().split()[1]) * resource.getpagesize()
-
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-pieces = [bytearray(100_000) for _ in range(600)]
-del pieces[:-1]  # the last one, on top, keeps the C library from giving back the rest
-before = held()
-give_back_freed_memory()
-print(before - held())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim")
-@pytest.mark.parametrize(("word", "given_back"), [("leave", True), ("keep", False)])
-def test_holes_are_given_back_unless_they_were_to_be_kept(word, given_back):
-    done = subprocess.run([sys.executable, "-c", HOLES, word], capture_output=True, text=True, check=True)
-    assert (int(done.stdout) > 30_000_000) is given_back

@@ -31,10 +31,9 @@ from sparsedp.grad_sample import (
     linear,
     make_engine,
 )
-from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.linear import SequenceOuter
-from sparsedp.grad_sample.sampler import Metric
+from sparsedp.grad_sample.sampler import Metric, Workspace
 from sparsedp.parameters import Support
 
 # Sensitivity, measured: one record or one unit, whatever it holds, moves the clipped sum by at most C.

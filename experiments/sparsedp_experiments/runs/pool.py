@@ -28,7 +28,6 @@ import torch
 
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.grad_sample.buffers import keep_freed_memory
 from sparsedp_experiments.runs.grid import GridRun
 from sparsedp_experiments.runs.results import Record, Results, make_file, make_record
 
@@ -42,7 +41,6 @@ def begin(folder: Path) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    keep_freed_memory()
     log = os.open(folder / f"worker-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

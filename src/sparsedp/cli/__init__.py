@@ -211,9 +211,6 @@ def main() -> None:
 
 def run(commands: typer.Typer) -> None:
     """Run commands: one clear message for mistakes, a traceback for bugs."""
-    from sparsedp.grad_sample.buffers import keep_freed_memory
-
-    keep_freed_memory()
     warnings.showwarning = _show_warning
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("sparsedp").setLevel(logging.INFO)

@@ -42,7 +42,6 @@ class Chunk:
 
     @property
     def unit_count(self) -> int:
-        """Contributions that are clipped."""
         return self.examples if self.units is None else int(self.units[-1]) + 1
 
     @functools.cached_property
@@ -51,9 +50,7 @@ class Chunk:
 
     def _grouped(self, name: str) -> _Grouped:
         if name not in self._known:
-            first, *others = self.samplers[name]
-            joined = first.joined(others)
-            samplers, units = self.samplers[name] if joined is None else [joined], self.units
+            samplers, units = self.samplers[name], self.units
             if units is not None:
                 by_unit = [sampler.by_unit(units, self._places) for sampler in samplers]
                 if all(sampler is not None for sampler in by_unit):
@@ -62,7 +59,6 @@ class Chunk:
         return self._known[name]
 
     def comes_whole(self, name: str) -> bool:
-        """Whether a parameter's gradients can only be had for all units together."""
         return self._grouped(name)[1] is not None
 
     def explicit(self, name: str, span: slice) -> Tensor:
@@ -85,7 +81,6 @@ class Chunk:
         return None if others or units is not None or not first.has_ghost_norm(metric) else first
 
     def restricted(self, blocks: Mapping[str, Block]) -> Tensor:
-        """The explicit [contributions, k] matrix on the support."""
         parts = [
             block.active(self.explicit(name, slice(None))).to(torch.float64, copy=True)
             if name in self.samplers
@@ -127,7 +122,6 @@ class ClippedSum:
         """Sums of the factors of raw gradients."""
 
     def add(self, chunk: Chunk) -> None:
-        """Clip and add one chunk."""
         clip = self._query.clip
         if self._query.kept_per_unit < self._query.support.size:
             counts = {name: block.active_count for name, block in self._blocks.items()}
@@ -160,7 +154,6 @@ class ClippedSum:
             add_to(total, factors[span].to(z) @ z[span])
 
     def _sum_in(self, sums: dict[str, Tensor], name: str) -> Tensor:
-        """Where a block's gradients are added up."""
         block = self._blocks[name]
         if self._metrics[name].is_identity:
             return self._total[block.span]

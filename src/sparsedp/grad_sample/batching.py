@@ -53,11 +53,10 @@ def _kernel(rule: Rule) -> Callable[..., Any]:
     return kernel
 
 
-def to_front(operand: Any, axis: Any, count: int) -> Any:
-    """Operands with the axis of the examples first."""
+def _to_front(operand: Any, axis: Any, count: int) -> Any:
     if isinstance(operand, Tensor):
         return operand.expand(count, *operand.shape) if axis is None else operand.movedim(axis, 0)
-    return tuple(to_front(one, a, count) for one, a in zip(operand, axis, strict=True))
+    return tuple(_to_front(one, a, count) for one, a in zip(operand, axis, strict=True))
 
 
 @batching_rule("embedding_bag.padding_idx", "embedding_bag")
@@ -66,16 +65,16 @@ def _bags(name: str) -> Rule:
         weight, indices, offsets, *given = operands
         settings = given + [False, 0, False, None, False, None][len(given) :]
         mode, weights, include_last, padding = (settings[place] for place in (1, 3, 4, 5))
-        indices = to_front(indices, axes[1], count)
+        indices = _to_front(indices, axes[1], count)
         bags = len(offsets) - include_last if axes[2] is None else 0
         length = indices.shape[1] // max(bags, 1)
         if not bags or not bool((offsets.diff() == length).all()) or length * bags != indices.shape[1]:
             raise RuntimeError("embedding_bag: bags of different lengths cannot be vectorised")
-        own = None if weights is None else to_front(weights, axes[6], count).reshape(count, bags, length)
+        own = None if weights is None else _to_front(weights, axes[6], count).reshape(count, bags, length)
         table = indices.reshape(count, bags, length)
         kept = None if padding is None or padding < 0 else table != padding
         if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
-            weight = to_front(weight, axes[0], count)
+            weight = _to_front(weight, axes[0], count)
             table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
             weight = weight.flatten(0, 1)
         found = _reduce_bags(F.embedding(table, weight), mode, own, kept)
@@ -117,10 +116,10 @@ def _attention(name: str) -> Rule:
         """Fused attention attends inside each entry of its first axis, so examples go there."""
         dropout, causal, mask, scale = operands[3:]
         query, *others = (
-            to_front(one, axis, count) for one, axis in zip(operands[:3], axes[:3], strict=True)
+            _to_front(one, axis, count) for one, axis in zip(operands[:3], axes[:3], strict=True)
         )
         if mask is not None:
-            mask = to_front(mask, axes[5], count)
+            mask = _to_front(mask, axes[5], count)
             mask = mask.reshape(count, *[1] * (query.dim() - mask.dim()), *mask.shape[1:])
             mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
         parts = (one.flatten(0, 1) for one in (query, *others))
@@ -205,17 +204,17 @@ def _recurrent(name: str) -> Rule:
 
     def rule(count: int, axes: Any, data: Tensor, start: Any, parameters: Any, *settings: Any) -> Any:
         *settings, batch_first = settings  # type: ignore[assignment]
-        data = to_front(data, axes[0], count)
+        data = _to_front(data, axes[0], count)
         data = data if batch_first else data.transpose(1, 2)
         states = [start] if isinstance(start, Tensor) else start
-        states = to_front(states, [axes[1]] if isinstance(start, Tensor) else axes[1], count)
+        states = _to_front(states, [axes[1]] if isinstance(start, Tensor) else axes[1], count)
         start = list(zip(*(state.unbind(1) for state in states), strict=True))
         shared = all(axis is None for axis in axes[2])
         inner = data.shape[1]
         if shared:  # rows of one axis, for plain matrix products
             data, start = data.flatten(0, 1), [tuple(s.flatten(0, 1) for s in layer) for layer in start]
         else:
-            parameters = to_front(parameters, axes[2], count)
+            parameters = _to_front(parameters, axes[2], count)
         found, last = _run_layers(cell, data, start, parameters, *settings)
         if shared:
             found = found.reshape(count, inner, *found.shape[1:])
@@ -231,11 +230,11 @@ def _one_step(name: str) -> Rule:
     cell = _CELLS[name.removesuffix("_cell")]
 
     def rule(count: int, axes: Any, data: Tensor, start: Any, *weights: Any) -> Any:
-        data, states = to_front(data, axes[0], count), to_front(start, axes[1], count)
+        data, states = _to_front(data, axes[0], count), _to_front(start, axes[1], count)
         axes = axes[2:]
         if any(axis is not None for axis in axes):
             pairs = zip(weights, axes, strict=True)
-            weights = tuple(None if w is None else to_front(w, axis, count) for w, axis in pairs)
+            weights = tuple(None if w is None else _to_front(w, axis, count) for w, axis in pairs)
         of_input, of_state, b_input, b_state = (*weights, None, None)[:4]
         states = (states,) if isinstance(start, Tensor) else states
         found = cell(_linear(data, of_input, b_input), states, (of_state, b_state))

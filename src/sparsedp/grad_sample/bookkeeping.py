@@ -7,10 +7,12 @@ only where no formula gives their norm directly.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,6 @@ from sparsedp.batch import Batch, LossFunction, MicroBatch, tensors_of, to_devic
 from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
-from sparsedp.grad_sample.buffers import Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import (
     fork_draws,
@@ -34,7 +35,7 @@ from sparsedp.grad_sample.isolation import (
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine
-from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, make_blocks, make_metrics
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, Workspace, make_blocks, make_metrics
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
 from sparsedp.parameters import ParameterLayout, Support, widest_dtype
@@ -54,8 +55,7 @@ LEAST_CHUNK, MOST_CHUNK = 8, 4096
 logger = logging.getLogger("sparsedp")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What the cost of an example depends on, besides the support."""
 
     modes: tuple[bool, ...]
@@ -64,20 +64,8 @@ class _Kind:
     by_unit: bool
     as_it_is: bool
 
-    @classmethod
-    def of(cls, model: nn.Module, batch: MicroBatch, query: ClippedSumQuery) -> _Kind:
-        """That of a batch."""
-        return cls(
-            modes_of(model),
-            tuple(leaf.shape[1:] for leaf in tensors_of(batch.rows)),
-            query.kept_per_unit < query.support.size,
-            batch.units is not None,
-            isinstance(query.geometry, Identity),
-        )
 
-
-@dataclass(frozen=True, slots=True)
-class _Surveyed:
+class _Surveyed(NamedTuple):
     """What forwards of two and three made-up examples told about one kind of examples."""
 
     chunk_size: int
@@ -96,39 +84,6 @@ class _Prepared:
     surveyed: dict[_Kind, _Surveyed] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Forward:
-    """The losses of some examples, and their graph. Private."""
-
-    losses: Tensor
-    graph: Graph
-
-    def uses(self, traced: Trace) -> list[Use]:
-        """The uses of parameters, if this graph has the form they were traced in.
-
-        Raises:
-            FallbackError: it has not.
-        """
-        if not traced.fits(self.graph):
-            raise FallbackError("what the model computes has changed")
-        uses = [Use.of(self.graph, meeting) for meeting in traced.meetings]
-        for use in uses:
-            use.check_examples(len(self.losses))
-        return uses
-
-    def backward(self, weights: Tensor | None, uses: Sequence[Use], keep_graph: bool = False) -> None:
-        """Fill in the output gradients of all uses, computing no weight gradient at all."""
-        edges = [edge for use in uses for edge in use.edges]
-        if not edges:
-            return
-        start = torch.ones_like(self.losses) if weights is None else weights.to(self.losses)
-        again = keep_graph or not all(use.has_formula for use in uses)
-        found = iter(torch.autograd.grad(self.losses, edges, start, allow_unused=True, retain_graph=again))
-        for use in uses:
-            taken = {place: next(found) for place, _ in use.meeting.outputs}
-            use.gradients = {place: g for place, g in taken.items() if g is not None}
-
-
 class BookKeepingEngine:
     """Clipped sums at little more than the cost of an ordinary step.
 
@@ -140,8 +95,7 @@ class BookKeepingEngine:
         for name, module in model.named_modules():
             if (reason := refuse_embedding(module)) is not None:
                 raise ModelError(f"layer {name!r}: {reason}")
-        self._model = model
-        self._loss = loss
+        self._model, self._loss = model, loss
         self._layout = ParameterLayout.of(model)
         self._prepared: _Prepared | None = None
         self._reference = ReferenceEngine(model, loss)
@@ -185,18 +139,10 @@ class BookKeepingEngine:
                         more = self._reference.sum_of(part.rows, part.units, query)
                         by_reference = more if by_reference is None else by_reference + more
                     else:
-                        running = running or self._begin_sum(query, prepared, metrics, device)
+                        running = running or _begin_sum(query, prepared, metrics, device)
                         running.add(chunk)
-        total = (running or self._begin_sum(query, prepared, metrics, device)).total()
+        total = (running or _begin_sum(query, prepared, metrics, device)).total()
         return total if by_reference is None else total.add_(by_reference)
-
-    def _begin_sum(
-        self, query: ClippedSumQuery, prepared: _Prepared, metrics: dict[str, Metric], device: torch.device
-    ) -> ClippedSum:
-        """Room for the sum, taken once the first backward pass has given up most of its own."""
-        if query.support.size >= LARGE_SUM:
-            give_back_freed_memory()
-        return ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device), device)
 
     def _prepare(self, support: Support) -> _Prepared:
         parameters = self._layout.parameters(self._model)
@@ -211,8 +157,13 @@ class BookKeepingEngine:
     def _survey_once(
         self, batch: MicroBatch, prepared: _Prepared, query: ClippedSumQuery
     ) -> _Surveyed | None:
-        """What is known of a batch's kind of examples; None where the reference engine answers for them."""
-        kind = _Kind.of(self._model, batch, query)
+        kind = _Kind(
+            modes_of(self._model),
+            tuple(leaf.shape[1:] for leaf in tensors_of(batch.rows)),
+            query.kept_per_unit < query.support.size,
+            batch.units is not None,
+            isinstance(query.geometry, Identity),
+        )
         if not self._falls_back and kind not in prepared.surveyed:
             try:
                 prepared.surveyed[kind] = self._survey(batch.rows, kind, prepared, query)
@@ -229,23 +180,19 @@ class BookKeepingEngine:
         Apart from the sum, which so never depends on what this engine has seen before: a resumed run gives the same
         bits. Two numbers of examples, because an axis that is not theirs may be as long as one of them, but not as
         both.
-
-        Raises:
-            FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
         rows = to_device(rows, device)
         known = (kind.modes, kind.shapes, *sorted(prepared.leaves.values()))
-        is_new = (
-            known not in self._known
-        )  # asked for here: it costs d, and a support may be new in every step
+        is_new = known not in self._known
+        # Asked for once: it costs d, and a support may be new in every step.
         if is_new and (reason := why_not_isolated(self._model, self._loss, rows)) is not None:
             raise FallbackError(reason)
         with fork_draws(None, device):
-            two, three = on_made_up(lambda kind: [self._forward(made_up(rows, n, kind)) for n in (2, 3)])
-            traced = trace(two.graph, three.graph, prepared.leaves)
-            uses = three.uses(traced)
-            three.backward(None, uses, keep_graph=True)
+            two, three = on_made_up(lambda kind: [self._losses(made_up(rows, n, kind)) for n in (2, 3)])
+            traced = trace(Graph.of(two), Graph.of(three), prepared.leaves)
+            uses = _uses(three, traced)
+            _backward(three, None, uses, keep_graph=True)
             if is_new:
                 for use in uses:
                     use.check_formulas(3)
@@ -264,10 +211,10 @@ class BookKeepingEngine:
 
         Without a word: a message could tell of an example.
         """
-        forward = self._forward(part.rows)
+        losses = self._losses(part.rows)
         try:
-            uses = forward.uses(traced)
-            forward.backward(_weights(part.units), uses)
+            uses = _uses(losses, traced)
+            _backward(losses, _weights(part.units), uses)
             samplers = self._samplers(uses, part.example_count, prepared)
         except FallbackError:
             return None
@@ -275,10 +222,9 @@ class BookKeepingEngine:
             return None
         return Chunk(part.example_count, part.units, samplers)
 
-    def _forward(self, rows: Batch) -> _Forward:
+    def _losses(self, rows: Batch) -> Tensor:
         with torch.enable_grad():
-            losses = isolated_losses(self._model, self._loss, rows)
-        return _Forward(losses, Graph.of(losses))
+            return isolated_losses(self._model, self._loss, rows)
 
     def _samplers(self, uses: Sequence[Use], examples: int, of: _Prepared) -> dict[str, list[GradSampler]]:
         found: dict[str, list[GradSampler]] = {}
@@ -291,6 +237,40 @@ class BookKeepingEngine:
         if what not in self._notes:
             self._notes[what] = None
             logger.warning("%s", what)
+
+
+def _begin_sum(
+    query: ClippedSumQuery, prepared: _Prepared, metrics: dict[str, Metric], device: torch.device
+) -> ClippedSum:
+    """Room for the sum, taken once the first backward pass has given up most of its own."""
+    if query.support.size >= LARGE_SUM:
+        with contextlib.suppress(OSError, AttributeError, TypeError):  # not every C library can
+            ctypes.CDLL(None).malloc_trim(0)
+    return ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device), device)
+
+
+def _uses(losses: Tensor, traced: Trace) -> list[Use]:
+    """The uses of parameters in the graph of some losses, if it has the form they were traced in."""
+    graph = Graph.of(losses)
+    if not traced.fits(graph):
+        raise FallbackError("what the model computes has changed")
+    uses = [Use.of(graph, meeting) for meeting in traced.meetings]
+    for use in uses:
+        use.check_examples(len(losses))
+    return uses
+
+
+def _backward(losses: Tensor, weights: Tensor | None, uses: Sequence[Use], keep_graph: bool = False) -> None:
+    """Fill in the output gradients of all uses, computing no weight gradient at all."""
+    edges = [edge for use in uses for edge in use.edges]
+    if not edges:
+        return
+    start = torch.ones_like(losses) if weights is None else weights.to(losses)
+    again = keep_graph or not all(use.has_formula for use in uses)
+    found = iter(torch.autograd.grad(losses, edges, start, allow_unused=True, retain_graph=again))
+    for use in uses:
+        taken = {place: next(found) for place, _ in use.meeting.outputs}
+        use.gradients = {place: g for place, g in taken.items() if g is not None}
 
 
 def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterator[MicroBatch]:
@@ -321,12 +301,11 @@ def _weights(units: Tensor | None) -> Tensor | None:
 
 
 def _chunk_bytes(device: torch.device) -> int:
-    """What a chunk may hold on a device."""
     return CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"])
 
 
 def _chunk_size(
-    forward: _Forward,
+    losses: Tensor,
     uses: Sequence[Use],
     samplers: dict[str, list[GradSampler]],
     kind: _Kind,
@@ -347,8 +326,8 @@ def _chunk_size(
     )
     if kind.keeps_largest:
         explicit += 4 * query.support.size
-    each = 4 * (seen // len(forward.losses) + explicit)
-    room = _chunk_bytes(forward.losses.device) * min(max(1, len(uses) // USES_PER_CHUNK), MOST_GROWTH)
+    each = 4 * (seen // len(losses) + explicit)
+    room = _chunk_bytes(losses.device) * min(max(1, len(uses) // USES_PER_CHUNK), MOST_GROWTH)
     size = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
     return 1 << (size.bit_length() - 1)
 

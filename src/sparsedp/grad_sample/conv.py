@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.linear import GhostNorms, cached, measure, pays, summed
-from sparsedp.grad_sample.sampler import GradSampler, Metric, silence
+from sparsedp.grad_sample.sampler import GradSampler, Metric, Workspace, silence
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 """By number of axes; those whose depthwise kernels are quick."""
@@ -46,7 +45,6 @@ class ConvWeight(GradSampler):
 
     @property
     def _sizes(self) -> tuple[int, ...]:
-        """Those of the padded input's axes."""
         return tuple(size + 2 * side for size, side in zip(self.a.shape[2:], self.padding, strict=True))
 
     def _padded(self, a: Tensor) -> Tensor:
@@ -80,7 +78,6 @@ class ConvWeight(GradSampler):
         return found.view(n, -1)
 
     def _used(self, a: Tensor) -> Tensor:
-        """The input without what no patch reaches."""
         reach = zip(self.b.shape[2:], self.stride, self.kernel, self.dilation, strict=True)
         return _inner(a, [slice((out - 1) * s + (k - 1) * d + 1) for out, s, k, d in reach])
 
@@ -127,7 +124,6 @@ class ConvWeight(GradSampler):
         return self._weight_gradient(self.a[one].double(), self.b[one].double())
 
     def _weight_gradient(self, a: Tensor, b: Tensor) -> Tensor:
-        """An ordinary one, [o * c * x]."""
         axes, shape = len(self.kernel), (b.shape[1], a.shape[1] // self.groups, *self.kernel)
         a = self._used(self._padded(a))
         _, found, _ = torch.ops.aten.convolution_backward(
@@ -164,7 +160,6 @@ class ConvWeight(GradSampler):
 
 
 def _inner(tensor: Tensor, spans: list[slice]) -> Tensor:
-    """A view of part of every spatial axis."""
     for axis, span in enumerate(spans, start=2):
         tensor = tensor.narrow(axis, span.start or 0, span.stop - (span.start or 0))
     return tensor

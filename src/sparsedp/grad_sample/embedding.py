@@ -7,7 +7,6 @@ feature.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.grad_sample.buffers import Workspace
-from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, UnitPlaces, squared_norms_of
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, UnitPlaces, Workspace, squared_norms_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +40,6 @@ class Pairs:
         return rows, sums.index_add_(0, within, gradients)
 
     def heard(self, weights: Tensor) -> Pairs:
-        """Those whose weight is not zero."""
         kept = _where(weights != 0)
         return Pairs(self.rows[kept], self.owners[kept], self.gradients[kept], self.by_row)
 
@@ -69,7 +66,6 @@ class TokenRows(GradSampler):
 
     @functools.cached_property
     def gradients(self) -> Tensor:
-        """Those of all entries."""
         return self.vectors if self.kept is None else self.vectors.index_select(0, self.kept)
 
     def explicit(self, span: slice) -> Tensor:
@@ -78,20 +74,6 @@ class TokenRows(GradSampler):
         where = (self.owners[within] - start) * self.rows + self.places[within]
         dense = self.gradients.new_zeros((stop - start) * self.rows, self.gradients.shape[1])
         return dense.index_add_(0, where, self.gradients[within]).reshape(stop - start, -1)
-
-    def joined(self, others: Sequence[GradSampler]) -> GradSampler | None:
-        if not others:
-            return self
-        uses = [self, *(other for other in others if isinstance(other, TokenRows))]
-        if len(uses) <= len(others):
-            return None
-        return replace(
-            self,
-            places=torch.cat([x.places for x in uses]),
-            owners=torch.cat([x.owners for x in uses]),
-            vectors=torch.cat([x.gradients for x in uses]),
-            kept=None,
-        )
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
         return replace(self, owners=units[self.owners], examples=int(units[-1]) + 1)

@@ -46,14 +46,12 @@ class Isolated:
         self._known: dict[tuple[bool, ...], bool] = {}
 
     def in_turn(self, rows: Batch) -> bool:
-        """Whether examples like these run one after the other."""
         modes = modes_of(self._model)
         if modes not in self._known:
             self._known[modes] = why_not_isolated(self._model, self._loss, rows) is not None
         return self._known[modes]
 
     def losses_in_turn(self, rows: Batch) -> Iterator[Tensor]:
-        """The loss of one example after the other, [1]."""
         for one in singles(rows):
             with fixed_draws(next(self._model.parameters()).device):
                 yield validate_losses(self._loss(self._model, one), 1)
@@ -343,7 +341,6 @@ def isolation(model: nn.Module) -> Iterator[None]:
 
 
 def _is_compiled(part: nn.Module) -> bool:
-    """Whether it came out of `torch.compile` or was compiled in place."""
     return part._compiled_call_impl is not None or type(part).__name__ == "OptimizedModule"
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.sampler import (
     MOST_SUMMED,
     GradSampler,
     Metric,
     UnitPlaces,
+    Workspace,
     add_to,
     silence,
     spans,
@@ -216,7 +216,6 @@ class GhostNorms:
     alone: list[int]
 
     def together(self, factors: Tensor) -> Tensor:
-        """The factors in the shared sum: zero for those that are summed alone."""
         if not self.alone:
             return factors
         return factors.index_fill(0, torch.tensor(self.alone, device=factors.device), 0)

@@ -40,7 +40,6 @@ class ClippedSumQuery:
 
     @property
     def kept_per_unit(self) -> int:
-        """How many coordinates of a unit survive the per-unit top-r."""
         if self.per_sample_top is None or self.support.size == 0:
             return self.support.size
         return max(1, share_of(exact_ratio(self.per_sample_top, "per_sample_top"), self.support.size))
@@ -54,9 +53,7 @@ class ClippedSumEngine(Protocol):
     """
 
     @property
-    def layout(self) -> ParameterLayout:
-        """The flat coordinates of the model's trainable parameters."""
-        ...
+    def layout(self) -> ParameterLayout: ...
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         """The sum over all units of their clipped gradients, a float64 vector of length k, in clipping space."""

@@ -9,32 +9,20 @@ Index conventions: n example, t position, i and o the two axes of a matrix.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.embedding import token_rows
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
-from sparsedp.grad_sample.sampler import Block, Explicit, GradSampler, keep, working
+from sparsedp.grad_sample.sampler import Block, Explicit, GradSampler, Workspace, keep, working
 from sparsedp.grad_sample.trace import ExampleAxis, FallbackError
-
-
-class Contribution(Protocol):
-    """What one operation adds to the per-example gradients of a tensor that all examples share. Private."""
-
-    def dense(self) -> Tensor:
-        """The gradients themselves, [examples, *shape of the tensor]."""
-        ...
-
-    def sampler(self, block: Block, space: Workspace) -> GradSampler:
-        """The gradients of a parameter's block, where the tensor is the parameter."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +32,6 @@ class Whole:
     values: Tensor
 
     def times(self, scale: float) -> Whole:
-        """The same of a tensor that was multiplied by a number."""
         return self if scale == 1 else Whole(self.values * scale)
 
     def dense(self) -> Tensor:
@@ -63,11 +50,9 @@ class Product:
     b: Tensor
 
     def transposed(self) -> Product:
-        """The same for the matrix [i, o]."""
         return Product(self.b, self.a)
 
     def times(self, scale: float) -> Product:
-        """The same of a tensor that was multiplied by a number."""
         return self if scale == 1 else Product(self.a * scale, self.b)
 
     def dense(self) -> Tensor:
@@ -93,13 +78,15 @@ class Tokens:
     rows: int
 
     def dense(self) -> Tensor:
-        b = (
-            self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0)
-            if self.padding < self.rows
-            else self.b
-        )
+        b = self.without_padding().b
         values = b.new_zeros(b.shape[0], self.rows, b.shape[2])
         return values.scatter_add_(1, self.ids.unsqueeze(2).expand_as(b), b)
+
+    def without_padding(self) -> Tokens:
+        """The same, with zeros for the gradients of padding."""
+        if not 0 <= self.padding < self.rows:
+            return replace(self, padding=-1)
+        return replace(self, b=self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0), padding=-1)
 
     def sampler(self, block: Block, space: Workspace) -> GradSampler:
         return token_rows(self.ids, keep(self.b, 2, block.columns), self.padding, block, space)
@@ -138,35 +125,29 @@ class Patches:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Folded:
-    """Contributions of rows of which every example has several, laid out along one axis with the examples."""
+Contribution = Whole | Product | Tokens | Patches
+"""What one operation adds to the per-example gradients of a tensor that all examples share. Private.
 
-    parts: Patches
-    axis: ExampleAxis
-    examples: int
-
-    def dense(self) -> Tensor:
-        return self.axis.to_front(self.parts.dense(), self.examples).sum(1)
-
-    def sampler(self, block: Block, space: Workspace) -> GradSampler:
-        return Whole(self.dense()).sampler(block, space)
+`dense()` gives the gradients themselves, [examples, *shape of the tensor], and `sampler` those of a parameter's
+block, where the tensor is the parameter.
+"""
 
 
 def added(parts: Sequence[Contribution]) -> list[Contribution]:
-    """Contributions to one tensor, merged where that is cheaper: products become one along the positions."""
+    """Contributions to one tensor, merged: products, and tokens, become one along the positions."""
+    tokens = [part for part in parts if isinstance(part, Tokens)]
     products = [part for part in parts if isinstance(part, Product)]
     whole = [part for part in parts if isinstance(part, Whole)]
-    merged = [part for part in parts if not isinstance(part, Product | Whole)]
+    merged = [part for part in parts if isinstance(part, Patches)]
+    if len(tokens) > 1:
+        tokens = [part.without_padding() for part in tokens]
+        ids, b = (torch.cat([getattr(part, name) for part in tokens], 1) for name in ("ids", "b"))
+        tokens = [Tokens(ids, b, tokens[0].padding, tokens[0].rows)]
     if len(products) > 1:
         products = [Product(torch.cat([p.a for p in products], 1), torch.cat([p.b for p in products], 1))]
-    merged += products
     if whole:
-        values = whole[0].values
-        for part in whole[1:]:
-            values = values + part.values
-        merged.append(Whole(values))
-    return merged
+        whole = [Whole(functools.reduce(torch.add, (part.values for part in whole)))]
+    return [*merged, *tokens, *products, *whole]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +165,6 @@ class Backprop:
     examples: int
 
     def to_front(self, tensor: Tensor) -> Tensor:
-        """A tensor laid out like the output, examples first."""
         return self.axis.to_front(tensor, self.examples)
 
     def summed(self, values: Tensor, scale: float = 1) -> Whole:
@@ -264,11 +244,6 @@ def _layer_norm(bp: Backprop) -> Contribution:
     return bp.summed(gradient)
 
 
-def _by_channel(bp: Backprop, values: Tensor) -> Contribution:
-    shape = (*bp.shape, *[1] * (values.dim() - 2))
-    return Whole(summed_to(bp.to_front(values), shape).reshape(bp.examples, *bp.shape))
-
-
 def _embedding(bp: Backprop) -> Contribution:
     """The ids have the output's axes but the last."""
     ids = bp.to_front(bp.saved["indices"]).reshape(bp.examples, -1)
@@ -280,7 +255,9 @@ def _convolution(bp: Backprop) -> Contribution:
     if bp.axis.axis != 0:
         raise FallbackError("a convolution whose first axis does not hold the examples")
     if bp.slot == 2:
-        return _by_channel(bp, working(bp.gradient))
+        values = working(bp.gradient)
+        shape = (*bp.shape, *[1] * (values.dim() - 2))
+        return Whole(summed_to(bp.to_front(values), shape).reshape(bp.examples, *bp.shape))
     x, gradient = working(bp.saved["input"]), working(bp.gradient)
     a, b = (gradient, x) if bp.saved["transposed"] else (x, gradient)
     axes = len(bp.shape) - 2
@@ -288,7 +265,10 @@ def _convolution(bp: Backprop) -> Contribution:
         tuple(bp.saved[name]) * (axes // len(bp.saved[name])) for name in ("stride", "padding", "dilation")
     )
     found = Patches(a, b, bp.shape[2:], stride, padding, dilation, bp.saved["groups"])
-    return found if bp.axis.first else Folded(found, bp.axis, bp.examples)
+    if bp.axis.first:
+        return found
+    # Every example has several rows, laid out along one axis with the examples.
+    return Whole(bp.axis.to_front(found.dense(), bp.examples).sum(1))
 
 
 RULES: dict[str, Rule] = {

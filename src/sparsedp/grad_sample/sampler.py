@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self, final
 
 import torch
@@ -40,16 +40,13 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Scalars in the block."""
         return math.prod(self.shape)
 
     @property
     def active_count(self) -> int:
-        """Active coordinates in the block."""
         return len(range(self.span.start, self.span.stop))
 
     def active(self, flat: Tensor) -> Tensor:
-        """The active entries of the last axis of flat blocks, in the order of the support."""
         return flat if self.places is None else flat[..., self.places]
 
     @functools.cached_property
@@ -77,7 +74,6 @@ class Metric:
 
     @property
     def is_identity(self) -> bool:
-        """Whether z is g."""
         return self.weight is None and self.centre is None
 
     @functools.cached_property
@@ -88,13 +84,11 @@ class Metric:
         return torch.cat([self.weight.square(), ones])
 
     def squared_constant(self) -> float:
-        """The squared norm of a zero gradient in this metric."""
         if self.centre is None or self.weight is None:
             return 0.0
         return float((self.centre.double() * self.weight.double()).square().sum())
 
     def apply_(self, gradients: Tensor) -> Tensor:
-        """Raw gradients to z, in place."""
         if self.centre is not None:
             gradients.sub_(self.centre.reshape(-1))
         return gradients if self.weight is None else gradients.mul_(self.weight.reshape(-1))
@@ -161,7 +155,6 @@ def _make_metric(block: Block, geometry: Geometry, dtype: torch.dtype) -> Metric
 
 
 def _fill(block: Block, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values on the active coordinates as a block, zero elsewhere."""
     if block.places is None:
         return values.to(block.device, dtype).reshape(block.shape)
     flat = torch.zeros(block.size, dtype=dtype, device=block.device)
@@ -204,11 +197,50 @@ class UnitPlaces:
         return cls(count, most, units * most + within)
 
     def beside(self, values: Tensor) -> Tensor:
-        """[examples, ...] as [units, places, ...]."""
         if self.places is not None:
             room = values.new_zeros(self.units * self.most, *values.shape[1:])
             values = room.index_copy_(0, self.places, values)
         return values.reshape(self.units, self.most, *values.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """Named buffers that outlive a chunk: fresh megabytes cost more in page faults than the arithmetic done in them.
+
+    Every sampler has a name of its own among them. Their content is private and never read back; what a buffer holds
+    is valid until it is asked for again.
+    """
+
+    name: str = ""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def of(self, name: str) -> Workspace:
+        return Workspace(name, self.buffers)
+
+    def result(self, shape: tuple[int, ...], like: Tensor, span: slice) -> Tensor:
+        """Room for explicit gradients: of all examples the sampler's own, of some shared by all samplers."""
+        return self._take(f"{self.name}/result" if span == slice(None) else "some examples", shape, like)
+
+    def part(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._take(f"{self.name}/{part}", shape, like)
+
+    def framed(self, frame: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Room shared by all that write the same inner part of every example; the frame around it is zero."""
+        return self._take(f"framed by {frame} to {shape[1:]}", shape, like)
+
+    def scratch(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._take("scratch", shape, like)
+
+    def wide(self, part: str, values: Tensor) -> Tensor:
+        like = torch.empty(0, dtype=torch.float64, device=values.device)
+        return self._take(f"wide {part}", tuple(values.shape), like).copy_(values)
+
+    def _take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size, buffer = math.prod(shape), self.buffers.get(key)
+        kind = (like.dtype, like.device)
+        if buffer is None or buffer.numel() < size or (buffer.dtype, buffer.device) != kind:
+            buffer = self.buffers[key] = like.new_zeros(size)
+        return buffer[:size].view(shape)
 
 
 class GradSampler:
@@ -221,16 +253,11 @@ class GradSampler:
 
     @property
     def block_size(self) -> int:
-        """Scalars per example in explicit form."""
         raise NotImplementedError
 
     def explicit(self, span: slice) -> Tensor:
         """The gradients of some examples, [examples, scalars]; the caller may overwrite them."""
         raise NotImplementedError
-
-    def joined(self, others: Sequence[GradSampler]) -> GradSampler | None:
-        """With what the parameter's other uses contribute, where that keeps the ghost norms."""
-        return None if others else self
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
         """With units for examples, where no example's gradient need be formed for it."""

@@ -54,11 +54,9 @@ class ExampleAxis:
 
     @property
     def first(self) -> bool:
-        """Whether the first axis is the examples and nothing else."""
         return self == ExampleAxis(0)
 
     def examples(self, shape: Shape) -> int | None:
-        """The number of examples in a tensor of this shape; None where it does not fit."""
         if self.axis >= len(shape):
             return None
         count, rest = divmod(shape[self.axis], self.before * self.after)
@@ -104,7 +102,6 @@ class Graph:
 
     @classmethod
     def of(cls, losses: Tensor) -> Graph:
-        """The graph of the losses; empty where they need no gradient."""
         graph = cls([], {}, [])
         if not losses.requires_grad:
             return graph
@@ -131,7 +128,6 @@ class Graph:
         )
 
     def names(self) -> list[str]:
-        """What kind of node each is."""
         return [node.name() for node in self.nodes]
 
 
@@ -153,7 +149,6 @@ class Trace:
     above: list[tuple[Spot | None, ...]]
 
     def fits(self, graph: Graph) -> bool:
-        """Whether a graph has the form this was read from."""
         return self.above == graph.above and self.names == graph.names()
 
 

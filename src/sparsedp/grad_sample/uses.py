@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from sparsedp.grad_sample.buffers import Workspace
 from sparsedp.grad_sample.rules import (
     RULES,
     Backprop,
@@ -22,7 +21,7 @@ from sparsedp.grad_sample.rules import (
     saved_by,
     summed_to,
 )
-from sparsedp.grad_sample.sampler import Block, GradSampler, working
+from sparsedp.grad_sample.sampler import Block, GradSampler, Workspace, working
 from sparsedp.grad_sample.trace import VIEWS, FallbackError, Graph, Meeting, Place
 
 ROUNDING = 0.02
@@ -45,7 +44,6 @@ class Use:
 
     @classmethod
     def of(cls, graph: Graph, meeting: Meeting) -> Use:
-        """Take what the formula needs before the backward pass frees it."""
         node = graph.nodes[meeting.node]
         try:
             return cls(node, meeting, saved_by(node))
@@ -54,7 +52,6 @@ class Use:
 
     @property
     def edges(self) -> list[GradientEdge]:
-        """The outputs whose gradients are wanted."""
         return [GradientEdge(self.node, place) for place, _ in self.meeting.outputs]
 
     @property
@@ -63,7 +60,6 @@ class Use:
         return self.node.name() in RULES
 
     def parameters(self, leaves: Mapping[Node, str]) -> list[str]:
-        """The parameters among what it shares."""
         starts = [self.node.next_functions[slot][0] for slot in self.meeting.shared]
         found = {node for start in starts if start is not None for node in _above(start) if node in leaves}
         return [name for node, name in leaves.items() if node in found]
@@ -76,7 +72,6 @@ class Use:
                 raise FallbackError(f"{self.node.name()} gives {shape} for {examples} examples")
 
     def contributions(self, examples: int) -> Iterator[tuple[Place, Contribution]]:
-        """What it adds to the gradients of each shared input."""
         for slot, place, shape in self._shared_inputs():
             yield place, self._contribution(slot, shape, examples)
 
