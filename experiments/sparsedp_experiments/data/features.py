@@ -25,7 +25,7 @@ from torch.nn import functional
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Split, mirrored
 from sparsedp_experiments.data.files import cache_path, replaced, shown
-from sparsedp_experiments.models.pretrained import PRETRAINED, BlockMoments, parts_before, pretrained
+from sparsedp_experiments.models.pretrained import LITE0, BlockMoments, parts_before, pretrained
 
 ANGLES = 8
 SCALES = 2
@@ -311,7 +311,6 @@ def _scattering_of(split: Split, transform: Scattering, groups: int | None) -> C
 
 
 _LITE0_VERSION = 1
-_NETWORK = "efficientnet-lite0"
 _BLOCKS = "blocks"
 """A cut that is no part: features of all blocks together."""
 _AT_ONCE = 16
@@ -327,8 +326,7 @@ def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> Dat
     """
     if len(bundle.input_shape) != 3:
         raise DataError(f"lite0: {bundle.name} has inputs of shape {bundle.input_shape}, expected images")
-    weights = PRETRAINED[_NETWORK]
-    network = pretrained(_NETWORK, classes=2, size=resize)
+    network = pretrained(classes=2, size=resize)
     below = (BlockMoments(network) if cut == _BLOCKS else parts_before(network, cut)).eval()
     below.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.no_grad():
@@ -346,8 +344,8 @@ def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> Dat
     )
     return replace(
         found,
-        variant=f"{bundle.variant}, {weights.name} features, {told}",
-        notes=(*bundle.notes, str(weights)),
+        variant=f"{bundle.variant}, {LITE0.name} features, {told}",
+        notes=(*bundle.notes, str(LITE0)),
     )
 
 

@@ -20,7 +20,7 @@ from sparsedp_experiments.data.bundle import DataBundle, Dense, Features, Sparse
 from sparsedp_experiments.data.features import Compute, with_features
 from sparsedp_experiments.data.files import Arrays, cached_arrays, fingerprint, tar_files
 from sparsedp_experiments.data.spec import SOURCES
-from sparsedp_experiments.models.pretrained import PRETRAINED, WordVectors
+from sparsedp_experiments.models.pretrained import WORDLLAMA, WordVectors
 
 BUCKETS = 2**14
 """Default number of hash buckets; for token ids, of ids with padding included."""
@@ -118,7 +118,7 @@ def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: i
 
 def imdb_vectors(root: Path | str | None = None) -> DataBundle:
     """Reviews as the mean of public word vectors (WordLlama's), of unit length."""
-    weights, bundle = PRETRAINED["wordllama"], imdb(root)
+    bundle = imdb(root)
     (path,) = SOURCES["imdb"].require(root)
     vectors, texts = WordVectors(), cache(lambda: read_texts(path)[0])
 
@@ -130,13 +130,13 @@ def imdb_vectors(root: Path | str | None = None) -> DataBundle:
         compute,
         (vectors.width,),
         np.float32,
-        key=f"{bundle.fingerprint}|means of {weights.name} 1",
+        key=f"{bundle.fingerprint}|means of {WORDLLAMA.name} 1",
         title="Word vectors of IMDB",
     )
     return replace(
         found,
-        variant=f"means of {weights.name} word vectors",
-        notes=(*bundle.notes, str(weights)),
+        variant=f"means of {WORDLLAMA.name} word vectors",
+        notes=(*bundle.notes, str(WORDLLAMA)),
     )
 
 

@@ -1,12 +1,10 @@
 """The papers' networks and a few more: builders by name, for an input shape and a number of classes."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import nn
 
 from sparsedp.batch_norm import freeze_batch_norm
-from sparsedp.errors import ModelError
 from sparsedp_experiments.models.ids import embedding_bag, factorization, transformer
 from sparsedp_experiments.models.least_squares import (
     LeastSquares,
@@ -15,7 +13,6 @@ from sparsedp_experiments.models.least_squares import (
     moments_loss,
 )
 from sparsedp_experiments.models.networks import (
-    InputShape,
     adadpigu_cnn,
     bag_of_words,
     dp_cnn,
@@ -23,16 +20,15 @@ from sparsedp_experiments.models.networks import (
     mlp,
     mnist_cnn,
     parameter_count,
-    resnet_gn,
     scatter_cnn,
     scatter_linear,
 )
-from sparsedp_experiments.models.pretrained import WordVectors, lite0, lite0_top, pretrained
+from sparsedp_experiments.models.pretrained import WordVectors, lite0_top, pretrained
 
 __all__ = [
-    "MODELS", "LeastSquares", "WordVectors", "adadpigu_cnn", "bag_of_words", "build", "dp_cnn", "embedding_bag",
+    "MODELS", "LeastSquares", "WordVectors", "adadpigu_cnn", "bag_of_words", "dp_cnn", "embedding_bag",
     "freeze_batch_norm", "keep_noise_down", "logistic", "mlp", "mnist_cnn", "moments_loss", "parameter_count",
-    "pretrained", "resnet_gn", "scatter_cnn", "scatter_linear", "transformer",
+    "pretrained", "scatter_cnn", "scatter_linear", "transformer",
 ]  # fmt: skip
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
@@ -41,8 +37,6 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "adadpigu-cnn": adadpigu_cnn,  # its Table 2, for CIFAR-10
     "scatter-linear": scatter_linear,
     "scatter-cnn": scatter_cnn,
-    "resnet-gn": resnet_gn,
-    "lite0": lite0,
     "lite0-top": lite0_top,
     "least-squares": least_squares,
     "logistic": logistic,
@@ -52,11 +46,3 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "factorization": factorization,
     "transformer": transformer,
 }
-
-
-def build(name: str, input_shape: InputShape, classes: int, **options: Any) -> nn.Module:
-    """A fresh model by its name in `MODELS`; `mnist_cnn` and `mnist-cnn` name the same one."""
-    make = MODELS.get(name.replace("_", "-"))
-    if make is None:
-        raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
-    return make(input_shape, classes, **options)

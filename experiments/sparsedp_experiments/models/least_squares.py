@@ -114,10 +114,7 @@ class _MomentsLoss:
 
     def __call__(self, model: Callable[..., Any], rows: Batch) -> Tensor:
         inputs, targets = rows
-        if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-            moments: Tensor = _head_of(model)(_features(model, inputs), targets)
-        else:
-            moments = model(inputs, targets)
+        moments: Tensor = model(inputs, targets)
         return moments
 
     def on_held_out(self, model: Callable[..., Any], rows: Batch) -> Tensor:
@@ -126,54 +123,23 @@ class _MomentsLoss:
 
 
 def moments_loss() -> PerExampleLoss:
-    """The loss that `fit` trains a `LeastSquares` model with, alone or as the last part of an `nn.Sequential`.
-
-    Moments are of fixed features: the loss raises a `ModelError` if what comes before is not frozen. On held-out rows
-    the model's scores are evaluated.
-    """
+    """The loss that `fit` trains a `LeastSquares` model with. On held-out rows the model's scores are evaluated."""
     return PerExampleLoss(_MomentsLoss())
 
 
-def keep_noise_down(model: nn.Module) -> Callable[[Any], None]:
+def keep_noise_down(model: LeastSquares) -> Callable[[Any], None]:
     """A callback for `fit` that sets the model's ridge from the noise of its releases, a public number.
 
     It is for SGD without momentum and weight decay: then `gram` is the sum of the releases times their rates. The
     ridge follows the noise of that sum; one release of all records is the simplest.
-
-    Raises:
-        ModelError: it is neither a `LeastSquares` nor an `nn.Sequential` that ends in one.
     """
-    head = _head_of(model)
 
     def tell(event: Any) -> None:
         released = getattr(event, "released", None)
         if released is not None:
-            head.add_noise(max(event.learning_rates) * float(released.noise_scale.max()))
+            model.add_noise(max(event.learning_rates) * float(released.noise_scale.max()))
 
     return tell
-
-
-def _features(model: nn.Sequential, inputs: Any) -> Any:
-    """What the last part is given."""
-    before = list(model)[:-1]
-    if any(parameter.requires_grad for part in before for parameter in part.parameters()):
-        raise ModelError(
-            "least squares: got trained parts before the LeastSquares, expected frozen ones, as moments are of fixed "
-            "features; call requires_grad_(False) on all parts but the last"
-        )
-    for part in before:
-        inputs = part(inputs)
-    return inputs
-
-
-def _head_of(model: nn.Module) -> LeastSquares:
-    head = model[-1] if isinstance(model, nn.Sequential) and len(model) else model
-    if not isinstance(head, LeastSquares):
-        raise ModelError(
-            f"least squares: got a {type(model).__name__} that ends in {type(head).__name__}, expected a "
-            "LeastSquares or an nn.Sequential whose last part is one; put the rest first: nn.Sequential(body, head)"
-        )
-    return head
 
 
 def _records(x: Tensor) -> Tensor:

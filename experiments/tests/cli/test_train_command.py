@@ -8,7 +8,7 @@ from torch import nn
 from sparsedp.cli import Exit
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.run import Run, load_weights
-from sparsedp_experiments.models import build, parameter_count
+from sparsedp_experiments.models import mlp, parameter_count
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings
 from sparsedp_experiments.theory.trajectory import read_snapshots, snapshot_steps, watching
@@ -45,7 +45,7 @@ def test_train_prints_the_record_of_a_run_that_keeps_its_promise(trained):
     assert record["unit"] == "row"
     assert record["config"]["seed"] == record["seed"] == 0
     assert not record["publishable"]
-    model = build("mlp", (1, 8, 8), 10)
+    model = mlp((1, 8, 8), 10)
     load_weights(folder, model)
     assert parameter_count(model) == record["d"]
 

@@ -11,14 +11,12 @@ from sparsedp_experiments.models import (
     MODELS,
     adadpigu_cnn,
     bag_of_words,
-    build,
     dp_cnn,
     embedding_bag,
     logistic,
     mlp,
     mnist_cnn,
     parameter_count,
-    resnet_gn,
     scatter_cnn,
     scatter_linear,
     transformer,
@@ -34,8 +32,6 @@ INPUT_SHAPES = {
     "adadpigu-cnn": (3, 32, 32),
     "scatter-linear": (81, 7, 7),
     "scatter-cnn": (81, 7, 7),
-    "resnet-gn": (3, 16, 16),
-    "lite0": (3, 40, 40),
     "lite0-top": (320, 3, 3),
     "least-squares": (12,),
     "logistic": (12,),
@@ -56,7 +52,7 @@ MAPPED = [name for name in MODELS if name not in {"least-squares", "factorizatio
 
 
 def build_for(name, classes):
-    return build(name, INPUT_SHAPES[name], min(classes, MOST_CLASSES.get(name, classes)))
+    return MODELS[name](INPUT_SHAPES[name], min(classes, MOST_CLASSES.get(name, classes)))
 
 
 def sample_inputs(name, count, seed=0):
@@ -81,7 +77,6 @@ def sample_inputs(name, count, seed=0):
         (scatter_cnn((243, 8, 8), 10, groups=27), 187_210),
         (scatter_cnn((81, 7, 7), 10, bypass=0.3), 33_066 + 39_700),
         (scatter_cnn((243, 8, 8), 10, groups=27, bypass=1.0), 187_210 + 155_530),
-        (resnet_gn((3, 32, 32), 10), 78_186),
         (logistic((2516,), 2), 2_517),
         (logistic((64,), 10), 650),
         (mlp((20,), 2, hidden=(8, 4)), 20 * 8 + 8 + 8 * 4 + 4 + 4 + 1),
@@ -162,7 +157,7 @@ def test_a_bypass_adds_a_linear_classifier_on_the_scaled_features_to_the_papers_
 @pytest.mark.parametrize("name", sorted(TOKEN_MODELS))
 def test_padding_changes_nothing_and_an_empty_text_gives_finite_logits(name):
     torch.manual_seed(3)
-    model = build(name, INPUT_SHAPES[name], 2)
+    model = build_for(name, 2)
     ids = torch.tensor([[5, 7, 2, 0, 0, 0, 0, 0, 0]])
     before = model(ids)
     with torch.no_grad():
@@ -175,14 +170,12 @@ def test_padding_changes_nothing_and_an_empty_text_gives_finite_logits(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build("vgg", (3, 32, 32), 10), "no model named 'vgg'; there are mnist-cnn"),
         (lambda: mnist_cnn((1, 8, 8), 10), "does not fit this network"),
         (lambda: mnist_cnn((28, 28), 10), r"expected 3 axes \(channels, height, width\)"),
         (lambda: logistic((0,), 10), "expected positive whole numbers"),
         (lambda: logistic((4,), 1), "classes: got 1, expected at least 2"),
         (lambda: embedding_bag((3, 4), 2), r"expected 1 axes \(length,\)"),
         (lambda: transformer((9,), 2, width=10, heads=4), "not a multiple of heads"),
-        (lambda: resnet_gn((3, 32, 32), 10, width=12), "not a multiple of groups"),
         (lambda: scatter_linear((3969,), 10, groups=27), "expected 3 axes"),
         (lambda: scatter_cnn((81, 7, 7), 10, bypass=0.0), "bypass: got 0.0, expected a number above 0"),
     ],

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.claims import (
     Evidence,
     Part,
@@ -22,8 +21,9 @@ from sparsedp_experiments.runs.claims import (
     pooled,
     read_claims,
 )
+from sparsedp_experiments.runs.gains import gains, surviving
 from sparsedp_experiments.runs.grid import RESULTS, committed_families, read_experiment
-from sparsedp_experiments.runs.page import PAGE, best_choices, gains, page, surviving
+from sparsedp_experiments.runs.page import PAGE, best_choices, page
 from sparsedp_experiments.runs.results import Estimate, Results, estimate, read_rows
 from sparsedp_experiments.runs.tables import Study, read_studies, read_study, results_table
 
@@ -288,13 +288,6 @@ def test_leads_of_the_best_are_widened_for_the_number_of_rivals(tmp_path):
     half = stats.t.ppf(1 - 0.05 / 2 / 2, 2) * np.std(values, ddof=1) / math.sqrt(3)  # two rivals
     assert verdict.pooled is not None
     assert verdict.pooled.high - verdict.pooled.mean == pytest.approx(half)
-
-
-def test_claims_of_unknown_kind_or_with_an_id_twice_are_refused(tmp_path):
-    with pytest.raises(SparseDPError, match="claim c"):
-        claims_from(tmp_path, claim_text("better"))
-    with pytest.raises(SparseDPError, match="twice"):
-        claims_from(tmp_path, claim_text().replace("evidence = [{  }]", "evidence = []") * 2)
 
 
 def test_the_committed_claims_cover_the_papers_and_ours():
