@@ -9,10 +9,11 @@ trained. Every fit is a line of `results/clipping.jsonl`; a fit that is there is
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,10 @@ import sparsedp
 from sparsedp.privacy.plan import Plan
 from sparsedp_experiments.data import digits
 from sparsedp_experiments.data.text import read_texts
-from sparsedp_experiments.tabular import ROOT, Results, Row
+from sparsedp_experiments.runs.grid import RESULTS
+from sparsedp_experiments.runs.results import Record, measured, read_rows
 
+RECORDS = RESULTS / "clipping.jsonl"
 FACTORS = [0.25, 0.5, 1.0, 2.0]
 CHOOSING, SEEDS = 100, [0, 1, 2]
 Clip = float | str | Mapping[str, float]
@@ -143,7 +146,7 @@ def clips(model: nn.Module) -> dict[str, Clip]:
     }
 
 
-def trained(task: Task, clip: Clip, factor: float, seed: int) -> Row:
+def trained(task: Task, clip: Clip, factor: float, seed: int) -> Record:
     """The score of a fit at a multiple of the default rate, which is over the sensitivity."""
 
     def rate(plan: Plan) -> float:
@@ -160,7 +163,7 @@ def trained(task: Task, clip: Clip, factor: float, seed: int) -> Row:
         return {"score": round(task.score(result.model), 5), "noise": round(result.noise_multiplier, 5)}
 
 
-def best_factor(rows: list[Row], name: str, kind: str) -> float:
+def best_factor(rows: Sequence[Record], name: str, kind: str) -> float:
     """The multiple of the rate that the choosing seed found best."""
     found: dict[float, float] = {
         row["factor"]: row["score"]
@@ -172,27 +175,24 @@ def best_factor(rows: list[Row], name: str, kind: str) -> float:
 
 def main(doing: str, names: list[str]) -> None:
     """Train what is missing, or print the table."""
-    results = Results(ROOT / "results" / "clipping.jsonl")
-    for name in names or list(TASKS):
-        task = TASKS[name]() if doing == "run" else None
-        for kind in ("flat 1", "automatic", "per layer", "flat 0.1"):
-            if task is not None:
-                clip = clips(task.model())[kind]
-                for factor in FACTORS:
-                    key: Row = {"task": name, "clip": kind, "factor": factor, "seed": CHOOSING}
-                    results.get(key, partial(trained, task, clip, factor, CHOOSING))
-            if not any(row["task"] == name and row["clip"] == kind for row in results.rows()):
-                continue
-            factor = best_factor(results.rows(), name, kind)
-            keys: list[Row] = [{"task": name, "clip": kind, "factor": factor, "seed": seed} for seed in SEEDS]
-            if task is not None:
-                for one in keys:
-                    results.get(one, partial(trained, task, clip, factor, one["seed"]))
-            scores = [
-                row["score"] for row in results.rows() if any(key.items() <= row.items() for key in keys)
-            ]
-            spread = f"{min(scores):.4f} to {max(scores):.4f}"
-            print(f"| {name} | {kind} | {factor:g} | {mean(scores):.4f} | {spread} |", flush=True)
+    for name, kind in itertools.product(
+        names or list(TASKS), ("flat 1", "automatic", "per layer", "flat 0.1")
+    ):
+        key: dict[str, Any] = {"task": name, "clip": kind}
+        if doing == "run":
+            task = TASKS[name]()
+            clip = clips(task.model())[kind]
+            for factor in FACTORS:
+                asked = {**key, "factor": factor, "seed": CHOOSING}
+                measured(RECORDS, asked, partial(trained, task, clip, factor, CHOOSING))
+            best = best_factor(read_rows(RECORDS), name, kind)
+            for seed in SEEDS:
+                asked = {**key, "factor": best, "seed": seed}
+                measured(RECORDS, asked, partial(trained, task, clip, best, seed))
+        key["factor"] = best_factor(rows := read_rows(RECORDS), name, kind)
+        scores = [row["score"] for row in rows if key.items() <= row.items() and row["seed"] in SEEDS]
+        spread = f"{min(scores):.4f} to {max(scores):.4f}"
+        print(f"| {name} | {kind} | {key['factor']:g} | {mean(scores):.4f} | {spread} |", flush=True)
 
 
 if __name__ == "__main__":

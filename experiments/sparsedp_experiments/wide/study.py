@@ -1,19 +1,19 @@
-"""The study of wide data: `python -m sparsedp_experiments.wide.study CONFIG RESULTS [--only PART]`.
+"""The study of wide data: `python -m sparsedp_experiments.wide.study run|table [--only PART]`.
 
 A row is one arm of one seed of one cell, with its scores at every learning rate. Rows that are there already are
-not made again. Rates are chosen by the mean over the validation seeds, in `tables.py`; the test seeds only report.
+not made again. Rates are chosen by the mean over the validation seeds; the test seeds only report.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
@@ -23,9 +23,12 @@ import sparsedp
 from sparsedp.methods import Method
 from sparsedp.methods.auto import ADAPTIVE
 from sparsedp.training.planning import changed_method
+from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
+from sparsedp_experiments.runs.results import Estimate, append_row, estimate, paired_difference, read_rows
 from sparsedp_experiments.wide.data import GENERATORS, WideData
 from sparsedp_experiments.wide.simulate import EMA, MOMENTUM, Training, oracle, simulate
 
+RECORDS = RESULTS / "wide.jsonl"
 CELL = ("data", "features", "causes", "epsilon", "records")
 METHODS: Mapping[str, str | Method] = {
     "dense": "dp-sgd",
@@ -166,32 +169,77 @@ def _scores(data: WideData, outputs: Tensor) -> dict[str, float]:
     return {"accuracy": round(float(right), 5), "auc": round(float(roc_auc_score(data.test_y, outputs)), 5)}
 
 
+Row = Mapping[str, Any]
+RANKED = ("msprime", "msprime-array", "blocks", "hospital", "molecules")
+"""Data whose metric is AUC; the others' is accuracy."""
+
+
+Cell = tuple[dict[str, Any], dict[str, dict[int, float]], dict[str, float]]
+"""What it is, and for each of its arms the scores of the test seeds at its rate and the mean size of its support."""
+
+
+def cells_of(rows: Sequence[Row]) -> Iterator[Cell]:
+    """Every cell of the study."""
+    by_cell: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row["part"], *(row[name] for name in CELL)), []).append(row)
+    for name, found in by_cell.items():
+        cell = dict(zip(("part", *CELL), name, strict=True))
+        metric = "auc" if cell["data"] in RANKED else "accuracy"
+        chosen = best_rates(found, metric)
+        scores: dict[str, dict[int, float]] = {}
+        kept: dict[str, list[float]] = {}
+        for row in found:
+            if row["seed"] >= VALIDATION:
+                continue
+            rates = row.get("rates", {"": row})
+            one = rates[chosen[row["arm"]] if row["arm"] in chosen else next(iter(rates))]
+            scores.setdefault(row["arm"], {})[row["seed"]] = one[metric]
+            kept.setdefault(row["arm"], []).append(one.get("kept", math.nan))
+        yield cell, scores, {arm: float(np.mean(sizes)) for arm, sizes in kept.items()}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Every cell and arm: mean over the test seeds, and the paired gain over dense with its 95 % interval."""
+    heads = "| part | data | d | causes | ε | N | arm | kept | mean | over dense | seeds |"
+    lines = [heads, "|---" * (heads.count("|") - 1) + "|"]
+    for cell, scores, kept in cells_of(rows):
+        for arm, by_seed in scores.items():
+            gain = paired_difference(by_seed, scores.get("dense", {}))
+            about = (*(cell[name] for name in ("part", *CELL)), arm, f"{kept[arm]:.0f}")
+            lines.append(
+                f"| {' | '.join(map(str, about))} | {estimate(list(by_seed.values())).mean:.4f} | "
+                f"{'' if gain is None or arm == 'dense' else _interval(gain)} | {len(by_seed)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _interval(gain: Estimate) -> str:
+    inside = "" if gain.low is None or gain.high is None else f" [{gain.low:+.4f}, {gain.high:+.4f}]"
+    return f"{gain.mean:+.4f}{inside}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the rows that are missing."""
+    """Make the rows that are missing, or print the table of those that are there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("doing", choices=["run", "table"])
     parser.add_argument("--only", help="the name of one part")
     parser.add_argument("--cache", type=Path, help="a folder for simulated genotypes")
     given = parser.parse_args(arguments)
+    if given.doing == "table":
+        print(table(read_rows(RECORDS)), end="")
+        return
     torch.set_num_threads(1)
-    config = tomllib.loads(given.config.read_text())
-    rows = (
-        [json.loads(line) for line in given.results.read_text().splitlines()]
-        if given.results.exists()
-        else []
-    )
-    for cell in cells(config, given.only):
+    for cell in cells(read_toml(CONFIGS / "wide.toml"), given.only):
         for seed in cell["seeds"]:
-            there = [row for row in rows if same_cell(row, cell)]
+            there = [row for row in read_rows(RECORDS) if same_cell(row, cell)]
             if any(row["seed"] == seed and row["part"] == cell["name"] for row in there):
                 continue
             began = time.monotonic()
-            chosen = best_rates(there, cell.get("metric", "accuracy"))
-            found = list(run_cell(cell, seed, given.cache, chosen))
-            rows += found
-            with given.results.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in found)
+            for row in list(
+                run_cell(cell, seed, given.cache, best_rates(there, cell.get("metric", "accuracy")))
+            ):
+                append_row(RECORDS, row)
             took = f"{time.monotonic() - began:.0f} s"
             print(*(cell[name] for name in ("name", *CELL)), seed, took, flush=True)
 

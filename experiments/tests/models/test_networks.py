@@ -67,7 +67,6 @@ def sample_inputs(name, count, seed=0):
     ("model", "count"),
     [
         (mnist_cnn((1, 28, 28), 10), 26_010),
-        (mnist_cnn((1, 28, 28), 10, activation=nn.ReLU), 26_010),
         (dp_cnn((3, 32, 32), 10), 550_570),
         (adadpigu_cnn((3, 32, 32), 10), 74_362),
         (scatter_linear((3969,), 10), 39_700),

@@ -1,6 +1,5 @@
 """A run from its settings: what reaches fit, and that an audit sees the same."""
 
-import numpy as np
 import pytest
 import torch
 from tables_of_people import ADULT_ROW
@@ -124,7 +123,7 @@ def test_a_subset_takes_whole_units(patients):
     assert any("subset" in note for note in bundle.notes)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
 def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
     from sparsedp.runs.run import Run
@@ -175,8 +174,7 @@ def test_execute_of_an_ablation_is_refused():
     [
         ({"model": "cnn"}, ModelError, "mnist-cnn"),
         ({"model_options": {"width": 3}}, ModelError, "knows no"),
-        ({"model": "mnist-cnn", "model_options": {"activation": "sin"}}, SparseDPError, "activation"),
-        ({"data_options": {"groups": 9}}, SparseDPError, "takes none"),
+        ({"data_options": {"groups": 9}}, SparseDPError, "knows no"),
         ({"momentum": 0.5, "model": "logistic"}, SparseDPError, "lr: not given"),
         ({"dataset": "mnist-scattering", "data_options": {"colour": 1}}, SparseDPError, "knows no"),
     ],
@@ -245,17 +243,6 @@ def test_the_one_release_of_least_squares_passes_its_audit():
     assert isinstance(found, AuditResult)
     assert found.passed
     assert 4 < found.lower_bound <= found.claimed_epsilon <= 8
-
-
-def test_public_scores_in_a_file_are_a_setting(tmp_path):
-    path = tmp_path / "scores.npz"
-    np.savez(path, **{"*.bias": np.array(True)})
-    given = {**TINY, "method": "given", "public_scores": str(path), "lr": 0.1}
-    result = execute(Settings.from_json(given))
-    active = result.support.split(ParameterLayout.of(result.model))
-    assert all(bool(len(places)) is name.endswith(".bias") for name, places in active.items())
-    with pytest.raises(SparseDPError, match="cannot be read"):
-        execute(Settings.from_json({**given, "public_scores": str(tmp_path / "none.npz")}))
 
 
 @pytest.mark.parametrize("unit_norm", [True, False])

@@ -43,7 +43,6 @@ EVERYTHING = {
     "weight_decay": 0.01,
     "scheduler": "cosine",
     "ema_decay": 0.9,
-    "public_scores": "scores.safetensors",
     "engine": "reference",
     "max_physical_batch": 64,
     "seed": 3,

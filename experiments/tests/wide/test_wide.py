@@ -8,8 +8,7 @@ import torch
 from sparsedp_experiments.figures.wide import LEVEL, accuracy_at, figure, promised
 from sparsedp_experiments.wide.data import blocks, independent, msprime_genotypes
 from sparsedp_experiments.wide.simulate import Training, oracle, simulate
-from sparsedp_experiments.wide.study import best_rates, run_cell
-from sparsedp_experiments.wide.tables import table
+from sparsedp_experiments.wide.study import best_rates, run_cell, table
 
 CELL = {
     "name": "part", "data": "independent", "features": 60, "causes": 6, "epsilon": 3.0, "records": 600,
