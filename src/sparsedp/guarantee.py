@@ -34,9 +34,8 @@ def epsilons(plan: Plan) -> dict[str, float]:
 def guarantee(plan: Plan) -> str:
     """The guarantee in a sentence; it never leaves out what a unit is.
 
-    Formal guarantees: Epsilon is accounted for anew. The target is named in its place only when the plan
-    costs just that,
-    to the accuracy of calibration, so that a plan edited by hand says what it costs and not what it once aimed at.
+    Formal guarantees: Epsilon is accounted for anew. The target is named in its place only when the plan costs just
+    that, to the accuracy of calibration: a plan edited by hand says what it costs.
     """
     noiseless = [phase.name for phase in plan.phases if not phase.noise_multiplier]
     if noiseless:
@@ -67,14 +66,7 @@ def exceeds_target(plan: Plan, cost: float) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """The guarantee of a run in sentences.
-
-    Attributes:
-        statement: the guarantee in one sentence.
-        promises: what it means.
-        limitations: what it does not cover.
-        warning: what must be read first, if anything.
-    """
+    """The guarantee of a run in sentences: what it is, what it means, what it leaves out, what must be read first."""
 
     statement: str
     promises: tuple[str, ...]
@@ -93,35 +85,30 @@ class Guarantee:
 
 
 def describe(plan: Plan, *, seeded: bool = False, complete: bool = True, evaluated: bool = True) -> Guarantee:
-    """Describe the guarantee of a run of a plan.
-
-    Args:
-        plan: what was planned.
-        seeded: whether the noise came from a seed.
-        complete: whether all planned steps were taken.
-        evaluated: whether numbers from held-out data are shown beside it.
-    """
-    held_out = (
-        "Held-out data is outside the guarantee: accuracy and all other evaluation numbers are exact. If people in "
-        "the evaluation set need protection, do not publish them."
-    )
-    limitations: tuple[str, ...] = (held_out,) if evaluated else ()
-    if not complete:
-        limitations += (
-            "The run stopped before its plan was done. The planned epsilon holds; the smaller one of the ledger "
-            "holds only if the decision to stop did not depend on anything released.",
-        )
-    limitations += (
+    """Describe the guarantee of a run: its noise from a seed, all steps taken, held-out numbers shown beside it."""
+    limitations = [
         f"Public by declaration: the number of {plan.unit}s, the sampling rate, delta, the classes, bounds and "
         "schema of the data, and every setting.",
         "Each further run on the same data costs again. Tuning, other seeds and comparisons are not in this epsilon.",
         "How long a step takes, and how much memory, is not protected.",
-    )
+    ]
+    if not complete:
+        limitations.insert(
+            0,
+            "The run stopped before its plan was done. The planned epsilon holds; the smaller one of the ledger "
+            "holds only if the decision to stop did not depend on anything released.",
+        )
+    if evaluated:
+        limitations.insert(
+            0,
+            "Held-out data is outside the guarantee: accuracy and all other evaluation numbers are exact. If people "
+            "in the evaluation set need protection, do not publish them.",
+        )
     warning = (
         "Reproducible, not for release: noise and batches came from a seed. Whoever knows the seed can subtract the "
         "noise, so the guarantee below is that of the same run without a seed."
     )
-    return Guarantee(guarantee(plan), _promises(plan), limitations, warning if seeded else None)
+    return Guarantee(guarantee(plan), _promises(plan), tuple(limitations), warning if seeded else None)
 
 
 def describe_run(plan: Plan, ledger: LedgerState | None, record: Mapping[str, Any] | None) -> Guarantee:

@@ -146,7 +146,7 @@ def test_the_whole_plan_costs_the_target_and_no_more_by_two_accountants(method, 
 
 def test_a_normalisation_that_costs_more_than_the_budget_is_refused():
     with pytest.raises(
-        PrivacyError, match=r"epsilon=3 .*normalise alone costs \d.*raise its noise multiplier"
+        PrivacyError, match=r"epsilon=3 .*too small.*noise already \(normalise\)"
     ):
         plan_of("dp-sgd", normalise=PrivateNormalisation(0.5), accountant="rdp")
 

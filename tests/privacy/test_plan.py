@@ -117,7 +117,7 @@ def test_a_phase_refuses_what_it_cannot_mean(change, says):
             {"target_epsilon": 1.0, "accountant": "pld", "phases": (replace(MAIN, noise_multiplier=0),)},
             "noise in every",
         ),
-        ({"continuation": PriorSpending(2.0, 0.1, ())}, "cap on the total"),
+        ({"continuation": PriorSpending(2.0, 0.1, ())}, "come together"),
         (
             {"continuation": PriorSpending(2.0, 0.1, ()), "target_epsilon": 1.0, "accountant": "pld"},
             "come together",

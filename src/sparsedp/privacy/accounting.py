@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,22 +31,19 @@ from sparsedp.privacy.plan import (
 @contextmanager
 def silence_dp_accounting() -> Iterator[None]:
     """Drop log records from `dp_accounting`, and nothing else, while inside."""
-    loggers = [logging.getLogger("absl"), logging.getLogger()]
+    logger = logging.getLogger("absl")
 
     def silence(record: logging.LogRecord) -> bool:
         return "dp_accounting" not in record.pathname
 
-    for logger in loggers:
-        logger.addFilter(silence)
+    logger.addFilter(silence)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(silence)
+        logger.removeFilter(silence)
 
 
-Losses = npt.NDArray[np.floating[Any]]
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.floating[Any]]
 
 ROUNDING = 1e-15
 """Taken off delta per step for the rounding of the Fourier transforms.
@@ -55,14 +52,11 @@ They are not rounded up as the grid is: composing a Gaussian with known answer, 
 delta per step. Without this the bound breaks below delta 1e-10 at 10^5 steps.
 """
 
-
 SUPPORT = 10.0
 """Standard deviations of noise the grid reaches out to; the mass beyond counts as an infinite loss."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LossGrid:
+class LossGrid(NamedTuple):
     """How finely losses are discretised.
 
     Attributes:
@@ -78,13 +72,9 @@ class LossGrid:
 
 
 FINE = LossGrid(1 / 10, 200_000, spare_points=20_000)
-"""For every reported number."""
-
 CURVE = LossGrid(1 / 6, 50_000)
-"""For the inner points of curves."""
-
 COARSE = LossGrid(1 / 3, 50_000)
-"""For searches: about one percent too high, ten times as quick."""
+"""For reported numbers; for the inner points of curves; for searches, one percent too high and ten times as quick."""
 
 
 @final
@@ -102,13 +92,21 @@ class PldAccountant:
 
     name: str = "pld"
 
-    def epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
-        """Smallest epsilon at `delta`, rounded up; infinite for events that are not private."""
-        return _epsilon(merge_events(normalize_events(events)), checks.delta_in_range(delta), FINE)
+    def epsilon(self, events: Iterable[SampledGaussian], delta: float, *, coarse: bool = False) -> float:
+        """Smallest epsilon at `delta`, rounded up; infinite for events that are not private.
 
-    def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
-        """An upper bound within about one percent, quicker."""
-        return _epsilon(merge_events(normalize_events(events)), checks.delta_in_range(delta), COARSE)
+        With `coarse` an upper bound within about one percent of it, quicker.
+        """
+        known, bound = merge_events(normalize_events(events)), checks.delta_in_range(delta)
+        if not known or not is_private(known):
+            return math.inf if known else 0.0
+        slack = _slack(known)
+        if slack > bound / 4:
+            raise PrivacyError(
+                f"delta={bound:g} is too small for the pld accountant over {sum(s.steps for s in known)} steps: its "
+                f'rounding error may reach {slack:.1g}; use accountant="rdp", which has none, or a larger delta'
+            )
+        return _epsilon_at(_compose(known, _width(known, COARSE if coarse else FINE)), bound - slack)
 
     def epsilon_at_steps(
         self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
@@ -119,37 +117,23 @@ class PldAccountant:
         point that follows where that is smaller (epsilon cannot fall as steps are added).
         """
         known, bound = normalize_events(events), checks.delta_in_range(delta)
+        if not is_private(known):
+            return (math.inf,) * len(marks)
         prefixes = [merge_events(known[: count + 1]) for count in range(len(known))]
-        width = min((_width(prefix, CURVE) for prefix in prefixes if is_private(prefix)), default=1.0)
+        width = min((_width(prefix, CURVE) for prefix in prefixes), default=1.0)
         epsilons, total = [], None
-        for start, stop in pairwise((0, *marks)):
-            done, new = slice_events(known, 0, stop), merge_events(slice_events(known, start, stop))
-            if not is_private(done) or stop == marks[-1]:
-                epsilons.append(_epsilon(merge_events(done), bound, FINE))
-                continue
-            if new:
+        for start, stop in pairwise((0, *marks[:-1])):
+            if new := merge_events(slice_events(known, start, stop)):
                 chunk = _compose(new, width)
                 total = chunk if total is None else total.compose(chunk)
-            epsilons.append(0.0 if total is None else _at(total, bound, _slack(done)))
+            slack = _slack(slice_events(known, 0, stop))
+            epsilons.append(0.0 if total is None else _epsilon_at(total, bound - slack))
+        epsilons.append(self.epsilon(slice_events(known, 0, marks[-1]), delta))
         return tuple(float(value) for value in np.minimum.accumulate(epsilons[::-1])[::-1])
 
 
-def _epsilon(events: tuple[SampledGaussian, ...], delta: float, grid: LossGrid) -> float:
-    if not events:
-        return 0.0
-    if not is_private(events):
-        return math.inf
-    slack = _slack(events)
-    if slack > delta / 4:
-        raise PrivacyError(
-            f"delta={delta:g} is too small for the pld accountant over {sum(s.steps for s in events)} steps: its "
-            f'rounding error may reach {slack:.1g}; use accountant="rdp", which has none, or a larger delta'
-        )
-    return _at(_compose(events, _width(events, grid)), delta, slack)
-
-
-def _at(distribution: Any, delta: float, slack: float) -> float:
-    return max(0.0, float(distribution.get_epsilon_for_delta(delta - slack)))
+def _epsilon_at(distribution: Any, delta: float) -> float:
+    return max(0.0, float(distribution.get_epsilon_for_delta(delta)))
 
 
 def _slack(events: Sequence[SampledGaussian]) -> float:
@@ -166,9 +150,8 @@ def _composed(event: SampledGaussian, width: float) -> Any:
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    count, noise = _releases(event)
-    rate, reach = event.sampling_rate, SUPPORT + 1 / noise
-    first, last = (float(_loss(rate, noise, np.asarray(z))) for z in (-reach, reach))
+    rate, (count, noise) = event.sampling_rate, _releases(event)
+    first, last = _loss_ends(rate, noise)
     pmfs = []
     for divergence, low, high in ((removal_divergence, first, last), (addition_divergence, -last, -first)):
         start, stop = math.floor(low / width), math.ceil(high / width)
@@ -179,7 +162,7 @@ def _composed(event: SampledGaussian, width: float) -> Any:
         return one.self_compose(count) if count > 1 else one
 
 
-def removal_divergence(rate: float, noise: float, epsilons: Losses) -> Losses:
+def removal_divergence(rate: float, noise: float, epsilons: Vector) -> Vector:
     """Hockey-stick divergence of (1-q) N(0, noise^2) + q N(1, noise^2) from N(0, noise^2), at many epsilons.
 
     The loss grows with x and passes epsilon where q exp((2x - 1) / (2 noise^2)) = e^epsilon - 1 + q.
@@ -192,7 +175,7 @@ def removal_divergence(rate: float, noise: float, epsilons: Losses) -> Losses:
     return np.clip(np.where(np.isfinite(height), beyond, -np.expm1(np.minimum(0.0, epsilons))), 0.0, 1.0)
 
 
-def addition_divergence(rate: float, noise: float, epsilons: Losses) -> Losses:
+def addition_divergence(rate: float, noise: float, epsilons: Vector) -> Vector:
     """Hockey-stick divergence of N(0, noise^2) from (1-q) N(0, noise^2) + q N(1, noise^2), at many epsilons.
 
     The loss falls with x and passes epsilon where q exp((2x - 1) / (2 noise^2)) = e^-epsilon - 1 + q; it never
@@ -206,7 +189,7 @@ def addition_divergence(rate: float, noise: float, epsilons: Losses) -> Losses:
     return np.asarray(np.clip(below, 0.0, 1.0))
 
 
-def _log_height(rate: float, epsilons: Losses) -> Losses:
+def _log_height(rate: float, epsilons: Vector) -> Vector:
     """log(e^epsilon - 1 + q), minus infinity where that is not positive.
 
     Without the logarithm it cancels at rates near 1 and overflows at large epsilons.
@@ -231,13 +214,18 @@ def _width(events: Sequence[SampledGaussian], grid: LossGrid) -> float:
         releases, noise = _releases(event)
         variance += releases * _loss_variance(event.sampling_rate, noise)
         count += releases
-        reach = SUPPORT + 1 / noise
-        ends = _loss(event.sampling_rate, noise, np.asarray([-reach, reach]))
-        widest = max(widest, float(ends[1] - ends[0]))
+        first, last = _loss_ends(event.sampling_rate, noise)
+        widest = max(widest, last - first)
     wanted = grid.fraction * math.sqrt(variance / count)
     if grid.spare_points:
         wanted = min(wanted, max(wanted / 4, widest / grid.spare_points))
     return float(max(2.0 ** math.floor(math.log2(wanted)), widest / grid.points))
+
+
+def _loss_ends(rate: float, noise: float) -> tuple[float, float]:
+    reach = SUPPORT + 1 / noise
+    first, last = _loss(rate, noise, np.asarray([-reach, reach]))
+    return float(first), float(last)
 
 
 def _loss_variance(rate: float, noise: float) -> float:
@@ -249,7 +237,7 @@ def _loss_variance(rate: float, noise: float) -> float:
     return max(float(weights @ (loss - mean) ** 2), 1e-30)
 
 
-def _loss(rate: float, noise: float, z: Losses) -> Losses:
+def _loss(rate: float, noise: float, z: Vector) -> Vector:
     """log((1-q) + q exp((2x - 1) / (2 noise^2))) at x = noise z: the privacy loss of one step."""
     shifted = math.log(rate) + z / noise - 1 / (2 * noise * noise)
     return np.logaddexp(math.log1p(-rate), shifted) if rate < 1 else shifted
@@ -257,10 +245,8 @@ def _loss(rate: float, noise: float, z: Losses) -> Losses:
 
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0)
 """Renyi orders the infimum is taken over: those of `dp_accounting`."""
-
 QUADRATURE = 1e-14
 """Added to the logarithm of an integral: above the rounding error of its sum."""
-
 LEAST_INTEGRATED = 0.05
 """Below this noise multiplier, which protects nobody, the integral would take too many points."""
 
@@ -325,28 +311,20 @@ class RdpAccountant:
     orders: tuple[float, ...] = ORDERS
     spent: tuple[float, ...] = (0.0,) * len(ORDERS)
 
-    def epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
+    def epsilon(self, events: Iterable[SampledGaussian], delta: float, *, coarse: bool = False) -> float:
         """Smallest epsilon it can show at `delta`; infinite for events that are not private."""
-        return self._epsilon(self._total(normalize_events(events)), checks.delta_in_range(delta))
-
-    def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
-        """The same as `epsilon`: it is quick already."""
-        return self.epsilon(events, delta)
+        bound = checks.delta_in_range(delta)
+        total = np.asarray(self.spent) + renyi(normalize_events(events), self.orders)
+        if not total.any():
+            return 0.0
+        return max(0.0, float(self.conversion(np.asarray(self.orders), total, bound).min()))
 
     def epsilon_at_steps(
         self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
     ) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts."""
-        known, bound = normalize_events(events), checks.delta_in_range(delta)
-        return tuple(self._epsilon(self._total(slice_events(known, 0, stop)), bound) for stop in marks)
-
-    def _total(self, events: Iterable[SampledGaussian]) -> Vector:
-        return np.asarray(self.spent) + renyi(events, self.orders)
-
-    def _epsilon(self, total: Vector, delta: float) -> float:
-        if not total.any():
-            return 0.0
-        return max(0.0, float(self.conversion(np.asarray(self.orders), total, delta).min()))
+        known = normalize_events(events)
+        return tuple(self.epsilon(slice_events(known, 0, stop), delta) for stop in marks)
 
 
 Accountant = PldAccountant | RdpAccountant
@@ -374,8 +352,7 @@ def plan_accountant(plan: Plan) -> Accountant:
 
     A plan that continues earlier runs has one of its own: it counts what they spent, at the filter's fixed order.
     """
-    if plan.continuation is not None:
-        before = plan.continuation
+    if before := plan.continuation:
         return RdpAccountant(FILTER, tight_epsilon, (before.order,), (before.spent,))
     return accountant(plan.accountant or "pld")
 
@@ -389,20 +366,18 @@ def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = 
         These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop did not
         depend on anything that was released.
     """
-    return _chosen(plan, name).epsilon_at_steps(plan.events(), plan.epoch_ends(), _delta_of(plan, delta))
+    counted, bound = _terms(plan, name, delta)
+    return counted.epsilon_at_steps(plan.events(), plan.epoch_ends(), bound)
 
 
 def plan_epsilon(plan: Plan, name: str | None = None, delta: float | None = None) -> float:
     """Epsilon of the whole plan, by its own accountant and at its own delta unless told otherwise."""
-    return _chosen(plan, name).epsilon(plan.events(), _delta_of(plan, delta))
+    counted, bound = _terms(plan, name, delta)
+    return counted.epsilon(plan.events(), bound)
 
 
-def _chosen(plan: Plan, name: str | None) -> Accountant:
-    return plan_accountant(plan) if name is None or name == plan.accountant else accountant(name)
-
-
-def _delta_of(plan: Plan, delta: float | None) -> float:
+def _terms(plan: Plan, name: str | None, delta: float | None) -> tuple[Accountant, float]:
     chosen = plan.delta if delta is None else delta
     if chosen is None:
         raise PrivacyError("delta: the plan has none; pass delta=, well below 1 / the number of units")
-    return chosen
+    return plan_accountant(plan) if name in (None, plan.accountant) else accountant(str(name)), chosen

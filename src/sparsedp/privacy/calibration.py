@@ -53,10 +53,7 @@ def least_noise(cost: Callable[[float], float], target: float, start: Found, wha
         within = value <= target * (1 - MARGIN)
         if within and value >= target * (1 - TOLERANCE):
             return Found(math.exp(place), slope)
-        if within:
-            enough = place
-        else:
-            too_little = place
+        too_little, enough = (too_little, place) if within else (place, enough)
         _check_reachable(place, within, what)
         if 0 < value < math.inf:
             height = math.log(value)
@@ -84,7 +81,8 @@ def _check_reachable(place: float, within: bool, what: str) -> None:
     if not within and place >= math.log(MOST_NOISE):
         raise OutOfReachError(
             f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. "
-            "Raise epsilon or delta, take fewer steps, or sample fewer units per step"
+            "Raise epsilon or delta, take fewer steps, sample fewer units per step, or give phases that have their "
+            "noise already (normalise) more of it"
         )
     if within and place <= math.log(LEAST_NOISE):
         raise PrivacyError(
@@ -93,14 +91,11 @@ def _check_reachable(place: float, within: bool, what: str) -> None:
         )
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CalibrationTarget:
-    """What some events may cost together, who counts it, and a quick estimate to start the search."""
+class CalibrationTarget(NamedTuple):
+    """What some events may cost together, and who counts it: exactly, or by a quick estimate to start the search."""
 
     limit: float
-    cost: Callable[[Sequence[SampledGaussian]], float]
-    coarse_cost: Callable[[Sequence[SampledGaussian]], float]
+    cost: Callable[[Sequence[SampledGaussian], bool], float]
     what: str
 
 
@@ -109,24 +104,8 @@ class CalibrationTarget:
 class EqualNoise:
     """One noise multiplier for all phases without one."""
 
-    def solve(
-        self, events: Sequence[SampledGaussian], goal: CalibrationTarget
-    ) -> tuple[SampledGaussian, ...]:
-        """The events, their missing noise such that all together cost the goal.
-
-        A search on the quick estimate is finished on the real cost.
-        """
-
-        def filled(noise: float) -> tuple[SampledGaussian, ...]:
-            return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in events)
-
-        strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
-        found = Found(max(0.6, strength), -1.2)
-        found = least_noise(lambda noise: goal.coarse_cost(filled(noise)), goal.limit, found, goal.what)
-        return filled(least_noise(lambda noise: goal.cost(filled(noise)), goal.limit, found, goal.what).noise)
-
     def to_json(self) -> dict[str, Any]:
-        """A description for cache keys and records."""
+        """A description, which `read_split` reads."""
         return {"split": "equal-noise"}
 
 
@@ -144,39 +123,55 @@ class NominalSplit:
         if checks.number(self.phase1_budget, "phase1_budget", above=0.0) >= 1:
             raise PrivacyError(f"phase1_budget: got {self.phase1_budget}, expected a fraction in (0, 1)")
 
-    def solve(
-        self, events: Sequence[SampledGaussian], goal: CalibrationTarget
-    ) -> tuple[SampledGaussian, ...]:
-        """The events, the first missing noise found for its share alone, the second for the whole."""
-        missing = [place for place, event in enumerate(events) if event.noise_multiplier == 0]
-        if len(missing) != 2:
-            raise PrivacyError(
-                f"a nominal split needs two phases without noise, got {len(missing)}; use EqualNoise()"
-            )
-        first, share = missing[0], self.phase1_budget
-        alone = replace(goal, limit=share * goal.limit, what=f"{share:g} of {goal.what}")
-        (found,) = EqualNoise().solve(events[first : first + 1], alone)
-        return EqualNoise().solve((*events[:first], found, *events[first + 1 :]), goal)
-
     def to_json(self) -> dict[str, Any]:
-        """A description for cache keys and records."""
+        """A description, which `read_split` reads."""
         return {"split": "nominal", "phase1_budget": self.phase1_budget}
 
 
 BudgetSplit = EqualNoise | NominalSplit
 
-UNDERSHOOT = 0.005
-"""A calibrated plan spends at least this close to its target."""
-
 
 def read_split(value: Any) -> BudgetSplit:
     """The split that `to_json` described."""
-    match value:
-        case {"split": "equal-noise"} if len(value) == 1:
-            return EqualNoise()
-        case {"split": "nominal", "phase1_budget": share} if len(value) == 2:
-            return NominalSplit(share)
+    for split in (EqualNoise(), NominalSplit(value.get("phase1_budget", 0.3))):
+        if split.to_json() == value:
+            return split
     raise PrivacyError(f"split: got {value!r}, expected what EqualNoise or NominalSplit writes")
+
+
+def solve(
+    events: tuple[SampledGaussian, ...], goal: CalibrationTarget, split: BudgetSplit
+) -> tuple[SampledGaussian, ...]:
+    """The events, their missing noise such that all together cost the goal.
+
+    A search on the quick estimate is finished on the real cost.
+    """
+    missing = [place for place, event in enumerate(events) if event.noise_multiplier == 0]
+    if isinstance(split, NominalSplit):
+        if len(missing) != 2:
+            raise PrivacyError(
+                f"a nominal split needs two phases without noise, got {len(missing)}; use EqualNoise()"
+            )
+        first, share = missing[0], split.phase1_budget
+        alone = goal._replace(limit=share * goal.limit, what=f"{share:g} of {goal.what}")
+        events = (
+            *events[:first],
+            *solve(events[first : first + 1], alone, EqualNoise()),
+            *events[first + 1 :],
+        )
+
+    def filled(noise: float) -> tuple[SampledGaussian, ...]:
+        return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in events)
+
+    strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
+    found = Found(max(0.6, strength), -1.2)
+    for coarse in (True, False):
+        found = least_noise(lambda noise: goal.cost(filled(noise), coarse), goal.limit, found, goal.what)  # noqa: B023
+    return filled(found.noise)
+
+
+UNDERSHOOT = 0.005
+"""A calibrated plan spends at least this close to its target."""
 
 
 def calibrate(
@@ -205,20 +200,17 @@ def calibrate(
     """
     target = checks.positive_epsilon(epsilon)
     chosen = checks.delta_in_range(delta)
-    events = as_events(plan)
+    events = _open_events(plan)
     warn_if_large(chosen, plan)
-    goal = _goal(accountant, target, chosen, plan.total_steps)
-    _check_room_is_left(plan, events, goal)
     solved = _solved(split, events, accountant, target, chosen)
-    return replace(with_events(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
+    return replace(_with_events(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
 
 
 def _goal(accountant: str, epsilon: float, delta: float, steps: int) -> CalibrationTarget:
     counted = accountant_named(accountant)
     return CalibrationTarget(
         limit=epsilon,
-        cost=lambda events: counted.epsilon(events, delta),
-        coarse_cost=lambda events: counted.coarse_epsilon(events, delta),
+        cost=lambda events, coarse: counted.epsilon(events, delta, coarse=coarse),
         what=f"epsilon={epsilon:g} at delta={delta:g} in {steps} steps ({accountant})",
     )
 
@@ -228,33 +220,19 @@ def _solved(
     split: BudgetSplit, events: tuple[SampledGaussian, ...], accountant: str, epsilon: float, delta: float
 ) -> tuple[SampledGaussian, ...]:
     steps = sum(event.steps for event in events)
-    return split.solve(events, _goal(accountant, epsilon, delta, steps))
+    return solve(events, _goal(accountant, epsilon, delta, steps), split)
 
 
-def _check_room_is_left(plan: Plan, events: tuple[SampledGaussian, ...], goal: CalibrationTarget) -> None:
-    fixed = tuple(event for event in events if event.noise_multiplier > 0)
-    if not fixed or (alone := goal.cost(fixed)) < goal.limit:
-        return
-    names = ", ".join(phase.name for phase in plan.phases if phase.noise_multiplier > 0)
-    raise OutOfReachError(
-        f"{goal.what}: {names} alone costs {alone:.3g} with the noise it has, which leaves nothing for training; "
-        "raise its noise multiplier, leave it out, or raise epsilon"
-    )
-
-
-def as_events(plan: Plan) -> tuple[SampledGaussian, ...]:
-    """The plan's phases as events, those that wait for their noise with noise 0."""
-    if all(phase.noise_multiplier > 0 for phase in plan.phases):
+def _open_events(plan: Plan) -> tuple[SampledGaussian, ...]:
+    """The plan's phases, those that wait for their noise with noise 0."""
+    if plan.is_calibrated:
         raise PrivacyError(
             "every phase has its noise already; set it to 0 (plan.with_noise) where it is to be found"
         )
-    return tuple(
-        SampledGaussian(phase.sampling_rate, phase.noise_multiplier, phase.steps) for phase in plan.phases
-    )
+    return plan.events()
 
 
-def with_events(plan: Plan, events: Sequence[SampledGaussian]) -> Plan:
-    """The plan with the noise of its events."""
+def _with_events(plan: Plan, events: Sequence[SampledGaussian]) -> Plan:
     return plan.with_noise({p.name: s.noise_multiplier for p, s in zip(plan.phases, events, strict=True)})
 
 
@@ -275,11 +253,9 @@ class PriorRun(Protocol):
     @property
     def charged_head(self) -> str:
         """What names it: the hash of the ledger's last line before the closing one."""
-        ...
 
     def committed(self) -> tuple[SampledGaussian, ...]:
         """The most it can ever spend: its whole plan, or what was charged when its ledger was closed."""
-        ...
 
 
 @final
@@ -355,9 +331,10 @@ class RdpFilter:
         Raises:
             PrivacyError: nothing is left, or no noise makes the plan fit.
         """
-        events = as_events(plan)
+        events = _open_events(plan)
         warn_if_large(self.delta, plan)
-        left = self.remaining(earlier)
+        spent = self._spent(earlier)
+        left = self.budget - spent
         if left <= 0:
             raise PrivacyError(
                 f"the earlier runs used up the cap of epsilon={self.epsilon:g} at delta={self.delta:g}; "
@@ -365,18 +342,15 @@ class RdpFilter:
             )
         goal = CalibrationTarget(
             limit=left,
-            cost=self.cost,
-            coarse_cost=self.cost,
+            cost=lambda events, _: self.cost(events),
             what=f"what is left of epsilon={self.epsilon:g} at delta={self.delta:g} in {plan.total_steps} steps",
         )
         return replace(
-            with_events(plan, split.solve(events, goal)),
+            _with_events(plan, solve(events, goal, split)),
             delta=self.delta,
             target_epsilon=self.epsilon,
             accountant=FILTER,
-            continuation=PriorSpending(
-                self.order, self._spent(earlier), tuple(one.charged_head for one in earlier), run
-            ),
+            continuation=PriorSpending(self.order, spent, tuple(one.charged_head for one in earlier), run),
         )
 
     def _spent(self, earlier: Iterable[PriorRun]) -> float:

@@ -12,9 +12,8 @@ from sparsedp.errors import PrivacyError
 class Charge:
     """The privacy cost of one release: one step of a Poisson-subsampled Gaussian mechanism.
 
-    `step` counts from 0 over the whole plan. A `sampling_rate` of 1 is a plain Gaussian release (feature statistics).
-    A `noise_multiplier` of 0 means no protection: the release is not private. `release` tells apart several releases
-    of one step, which share its charge (`SplitCharge`).
+    `step` counts from 0 over the whole plan. A `sampling_rate` of 1 is a plain Gaussian release, a `noise_multiplier`
+    of 0 is no protection. `release` tells apart several releases of one step, which share its charge (`SplitCharge`).
     """
 
     phase: str
@@ -34,7 +33,6 @@ class Chargeable(Protocol):
 
     def charge(self, charge: Charge) -> None:
         """Record the cost; on return it is durable."""
-        ...
 
 
 @final
@@ -76,10 +74,7 @@ class SplitCharge:
             raise PrivacyError(f"got {charge}, expected noise in every release of the step")
         precision = self._precision + charge.noise_multiplier**-2
         if precision > self._whole.noise_multiplier**-2 * (1 + _ROUNDING):
-            raise PrivacyError(
-                f"{charge} and the releases before it cost more than {self._whole}; the plan says how a step's "
-                "noise is shared"
-            )
+            raise PrivacyError(f"{charge} and the releases before it cost more than {self._whole}")
         if not self._releases:
             self._ledger.charge(self._whole)
         self._precision = precision

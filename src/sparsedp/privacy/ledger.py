@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,9 +47,8 @@ class LedgerState:
         heads: the hash of every complete line.
         sealed: what was charged by complete lines, in order, without gaps.
         torn: the bytes of an unfinished end of the file, which count as a block.
-        files: the number of each line about files, from 1, and what it says: their SHA-256 by name.
-        closed: the number of the line that closed it for good; None while its run can still be resumed.
-        successors: the plans that what was left was given to.
+        files: the number of each line about files, from 1, and the SHA-256 by name that it says.
+        closed: the number of the line that closed it for good, for the plans `successors`.
     """
 
     unit: str
@@ -67,10 +66,7 @@ class LedgerState:
     successors: tuple[Plan, ...] = ()
 
     def expected_digests(self, name: str) -> tuple[str, ...]:
-        """The digests a file of the run may have: the last one written down.
-
-        A file is written after its line. If that is the last line of all, the file may still be the one before.
-        """
+        """The digests a file may have: the last one written down; if that line is the last, also the one before."""
         lines = [(number, str(sha256[name])) for number, sha256 in self.files if name in sha256]
         kept = 2 if lines and lines[-1][0] == self.length and self.torn is None else 1
         return tuple(digest for _, digest in lines[-kept:])
@@ -87,7 +83,7 @@ class LedgerState:
 
     @property
     def charged_head(self) -> str:
-        """Hash of the last line before it was closed; of the last line if it is open."""
+        """Hash of the last line before it was closed, if it was."""
         return self.heads[self.closed - 2] if self.closed else self.head
 
     @property
@@ -143,9 +139,7 @@ class LedgerState:
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
 
-        Formal guarantees:
-            Of a run stopped early this holds only if the stop did not depend on what was released; the planned
-            epsilon holds always.
+        Formal guarantees: Of a run stopped early it holds only if the stop did not depend on what was released.
         """
         chosen = self.delta if delta is None else delta
         if chosen is None:
@@ -178,7 +172,6 @@ _KEYS = {
 """What a line of each kind holds, besides its kind and its hash."""
 _PHASE = ("name", "noise_multiplier", "sampling_rate", "steps")
 """What the header says of each phase."""
-_LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
 def closing_line(successor: Plan) -> dict[str, Any]:
@@ -208,14 +201,13 @@ def _first_line(plan: Plan) -> bytes:
 
 
 def parse(data: bytes, name: str) -> LedgerState:
-    """Verify a whole ledger and say what it holds; the first line that is not what it should be is an error.
+    """Verify a whole ledger; the first line that is not what it should be is an error.
 
-    A line that is not a JSON object was torn by a crash. The next line must account for it by its hash; at the end
-    of the file none does yet.
+    A line that is no JSON object was torn by a crash: the next line must account for it by its hash, if there is one.
     """
     state: LedgerState | None = None
     lost, lost_at = b"", 0
-    for number, line in enumerate(_LINES.findall(data), start=1):
+    for number, line in enumerate(io.BytesIO(data), start=1):
         try:
             content = parse_json(line, name)
         except DataError:
@@ -275,10 +267,8 @@ def _opened(content: dict[str, Any], head: str) -> LedgerState:
         delta=plan.delta,
         created=checks.text(content["created"], "created"),
         planned=tuple(
-            ChargeBlock(
-                one.name, plan.first_step(one.name), one.steps, one.sampling_rate, one.noise_multiplier
-            )
-            for one in phases
+            ChargeBlock(p.name, plan.first_step(p.name), p.steps, p.sampling_rate, p.noise_multiplier)
+            for p in phases
         ),
         block=checks.whole(content["block"], "block", at_least=1),
         heads=(head,),
@@ -306,8 +296,7 @@ class Ledger:
 
     Attributes:
         state: what it holds now.
-        next_step: the first step that can still be released. After `resume`: past the block that was in flight,
-            now lost.
+        next_step: the first step that can still be released; after `resume`, past the block that was in flight.
     """
 
     def __init__(
@@ -338,9 +327,7 @@ class Ledger:
     ) -> Ledger:
         """Open the ledger of a run to go on with it, after verifying it; a torn end gets a line of its own.
 
-        Raises:
-            PrivacyError: no ledger, another plan's, one that does not verify, one in use, or a closed one, which
-                `even_closed` opens to close it for another plan.
+        A closed one is refused, but with `even_closed`, to close it for another plan.
         """
         path, ledger = Path(path), cls(plan, replay=replay)
         with ledger._opening(
@@ -374,11 +361,7 @@ class Ledger:
             raise PrivacyError(f"no ledger at {path}") from error
 
     def charge(self, charge: Charge) -> None:
-        """Pay for one release: on return its block is on disk, if there is a file.
-
-        Raises:
-            PrivacyError: the charge is not the plan's, was made before, skips steps, or could not be written.
-        """
+        """Pay for one release of the plan, in its order: on return its block is on disk, if there is a file."""
         self._check_open()
         phase = self._plan.phase_at(charge.step)
         planned = Charge(phase.name, charge.step, phase.sampling_rate, phase.noise_multiplier)
@@ -395,8 +378,7 @@ class Ledger:
             if self._replay:
                 return
             raise PrivacyError(
-                f"step {charge.step} was charged before; releasing it again would cost again. "
-                f"Go on at {self.next_step}"
+                f"step {charge.step} was charged before; another release would cost again. Go on at {self.next_step}"
             )
         if charge.step == covered:
             self._append({"kind": "block", **self.state.next_block()._asdict()})

@@ -32,18 +32,14 @@ from sparsedp.rounded_gaussian import MOST_BITS
 @final
 @dataclass(frozen=True, slots=True)
 class GaussianMechanism:
-    """Releases bounded sums over units with Gaussian noise.
+    """Releases bounded sums over units with Gaussian noise, paid for by `ledger`, drawn from `randomness`.
 
     Formal guarantees:
         Each release is one Poisson-subsampled Gaussian mechanism with the charge's sampling rate and noise
         multiplier, under adding or removing one unit. Its sensitivity is the query's, whatever support, geometry
         and top-r, since the clip comes after them. The noise has exactly the law of a rounded Gaussian and is
         added to integers. The ledger is charged before anything is computed or drawn, and nothing is logged and
-        no warning shown meanwhile.
-
-    Attributes:
-        ledger: pays for a release, or raises and so prevents it.
-        randomness: of the noise, which the main process alone draws.
+        no warning shown meanwhile. The main process alone draws noise.
     """
 
     ledger: Chargeable
@@ -52,15 +48,8 @@ class GaussianMechanism:
     def release(self, query: BoundedSum, charge: Charge, *, expected_batch_size: float = 1.0) -> Release:
         """The mean over units of a bounded sum, with noise.
 
-        The sum is divided by the *expected* batch size, a public number; the realised one is never used.
-
-        Args:
-            query: what is summed, and how far one unit can move it.
-            charge: the plan's cost of this release.
-            expected_batch_size: sampling rate times number of units; 1 for the sum itself.
-
-        Raises:
-            PrivacyError: no noise, or a sum that one unit may move without a bound.
+        The sum is divided by the *expected* batch size (sampling rate times number of units; 1 for the sum itself), a
+        public number; the realised one is never used.
 
         Edge cases:
             An empty batch releases noise alone; an empty support releases an empty vector and is still charged.
@@ -173,10 +162,8 @@ ROUNDINGS = 1.5
 two (`sampling.split_microbatches`), which makes three roundings of half a step each."""
 
 MARGIN_BITS = 20
-"""2^-20 of the sensitivity is kept for the grid: half for rounding to it, half for dividing by its step in float64.
-
-The latter's errors are at most (2 n + 1) 2^-53 of the sensitivity with n units, so they fit for a billion units.
-"""
+"""2^-20 of the sensitivity is kept for the grid: half for rounding to it, half for dividing by its step in float64,
+whose errors are at most (2 n + 1) 2^-53 of the sensitivity with n units: they fit for a billion units."""
 
 AT_ONCE = 1 << 17
 """Numbers turned at a time, so that what lies between floats and integers stays in the cache."""
@@ -187,16 +174,11 @@ _ROOM = 2.0**61
 @final
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Multiples of `step`.
+    """Multiples of `step`; the noise's standard deviation is 2^noise_bits of them.
 
     Formal guarantees:
-        A sum of parts that one unit moves by at most `bound`, changing one part only or making two of it, moves on
-        the grid by at most the sensitivity the grid was made for.
-
-    Attributes:
-        step: the distance of neighbours.
-        noise_bits: the noise's standard deviation is 2^noise_bits steps.
-        bound: what a unit may move the sum by before it is rounded: the sensitivity less the grid's margin.
+        A sum of parts that one unit moves by at most `bound` (the sensitivity less the grid's margin), changing one
+        part only or making two of it, moves on the grid by at most the sensitivity the grid was made for.
     """
 
     step: float
@@ -218,10 +200,7 @@ class Grid:
         return cls(step, bits, sensitivity * (1 - 2.0**-MARGIN_BITS))
 
     def round_and_sum(self, parts: Iterable[Tensor]) -> Tensor:
-        """Round each part of a sum to the grid and add them as int64, in whatever order. Private.
-
-        The parts are used up: in the memory of the first the sum is made.
-        """
+        """Round each part of a sum to the grid and add them as int64, in the memory of the first. Private."""
         total: Tensor | None = None
         most = int(_ROOM) // distributed.world_size()
         room = torch.empty(0, dtype=torch.float64)
@@ -250,7 +229,7 @@ class Grid:
         return steps.round_()
 
     def dequantize(self, steps: Tensor) -> Tensor:
-        """Integers as the float64 numbers they stand for, in the same memory: the integers are used up."""
+        """Integers as the float64 numbers they stand for, in the same memory."""
         values = steps.view(torch.float64)
         room = values.new_empty(min(AT_ONCE, values.numel()))
         for old, new in zip(_stretches(steps), _stretches(values), strict=True):
@@ -272,22 +251,14 @@ def _stretches(numbers: Tensor) -> Sequence[Tensor]:
 
 @contextmanager
 def no_messages() -> Iterator[None]:
-    """Drop Python warnings and this library's log records while inside.
+    """Drop Python warnings and this library's log records while inside, not what the user's model or data set log.
 
     A message is an output of the run. One that is written, or not, because of a record tells of that record.
-
-    Edge cases:
-        What the user's model, loss or data set print or log themselves is theirs, and passes.
     """
-    logger = logging.getLogger("sparsedp")
-
-    def silence(record: logging.LogRecord) -> bool:
-        return False
-
+    logger, silence = logging.getLogger("sparsedp"), logging.Filter("nobody")
     logger.addFilter(silence)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.removeFilter(silence)

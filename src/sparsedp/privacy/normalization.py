@@ -9,7 +9,7 @@ from typing import Any, final
 from sparsedp import _validate as checks
 from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy.plan import Phase
+from sparsedp.privacy.plan import Phase, set_fields
 
 NORMALISE = "normalise"
 """Name of the phase."""
@@ -19,7 +19,7 @@ RELEASES = 2
 
 
 @final
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class PrivateNormalisation:
     """Centre and scale every channel of the inputs by statistics of the training data, released once with noise.
 
@@ -31,7 +31,6 @@ class PrivateNormalisation:
     Attributes:
         noise_multiplier: of each of the two releases.
         clip_norm: L2 bound on a unit's vector of channel means, and on its vector of spreads, in units of the inputs.
-            Scattering features of pixels in [0, 1] have norms of about 1 and 0.4, and never much above sqrt(3).
         centre: False leaves the means out: one release, of the spreads around zero, and zero stays zero.
         columns: numbers of the channels that are measured and scaled, for tables of mixed columns; None for all. The
             others stay as they are, and neither take part in the clip nor get noise.
@@ -51,26 +50,18 @@ class PrivateNormalisation:
         if not isinstance(self.centre, bool):
             raise PrivacyError(f"normalise: centre: got {self.centre!r}, expected True or False")
         if self.columns is not None:
-            object.__setattr__(self, "columns", _distinct(self.columns))
-
-    def __repr__(self) -> str:
-        return (
-            f"PrivateNormalisation({', '.join(f'{name}={value}' for name, value in self.to_json().items())})"
-        )
+            set_fields(self, columns=_distinct(self.columns))
 
     def phase(self) -> Phase:
         """Two releases over all units before training, or one without a centre."""
+        rule = {"rule": "channels"} if self.columns is None else {"rule": "channels", "columns": self.columns}
         return Phase(
             name=NORMALISE,
             steps=RELEASES if self.centre else 1,
             sampling_rate=1.0,
             clip_norm=self.clip_norm,
             noise_multiplier=self.noise_multiplier,
-            support=FrozenMap(
-                {"rule": "channels"}
-                if self.columns is None
-                else {"rule": "channels", "columns": self.columns}
-            ),
+            support=FrozenMap(rule),
             trains=False,
         )
 
@@ -84,10 +75,8 @@ class PrivateNormalisation:
     def from_json(cls, values: Mapping[str, Any]) -> PrivateNormalisation:
         """From names and numbers, as in an experiment file."""
         known = {entry.name for entry in fields(cls)}
-        if not set(values) <= known:
-            raise PrivacyError(
-                f"normalise: got {sorted(set(values) - known)}, expected some of {sorted(known)}"
-            )
+        if unknown := set(values) - known:
+            raise PrivacyError(f"normalise: got {sorted(unknown)}, expected some of {sorted(known)}")
         return cls(**values)
 
 

@@ -36,11 +36,10 @@ class Phase:
         noise_multiplier: noise standard deviation over `clip_norm`; 0 until it is calibrated.
         support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
         geometry: name of the space gradients are clipped in.
+        trains: False for a preliminary release (feature statistics), which counts in no epoch.
+        count_share: share of a step's precision (noise_multiplier^-2) for a count of the rows it touches.
         clipping: "flat"; "auto" (AUTO-S: every contribution has nearly the norm `clip_norm`); or pairs of a pattern
             of parameter names and the norm of that group, with `clip_norm` the root of their squares.
-        count_share: share of a step's precision (noise_multiplier^-2) for a second release of the same batch,
-            a count of the rows it touches; the gradient has the rest.
-        trains: False for a preliminary release (feature statistics), which counts in no epoch.
         loss_bound: what an example's loss counts for at most in the loss that an epoch's last step releases as well,
             for `LOSS_SHARE` of its precision; 0 where none is released.
     """
@@ -75,7 +74,13 @@ class Phase:
             count_share=checks.number(self.count_share, f"{where}: count_share", at_least=0.0),
             loss_bound=checks.number(self.loss_bound, f"{where}: loss_bound", at_least=0.0),
         )
-        self._check_clipping(where)
+        if self.clipping not in (FLAT, AUTO):
+            self._check_groups(where)
+        if self.clipping != FLAT and self.geometry != "identity":
+            raise PrivacyError(
+                f"{where}: gradients are clipped in the space {self.geometry!r}, which takes one number; got "
+                f"max_grad_norm={self.clipping!r}. Give a number, or a method that clips gradients as they are"
+            )
         if self.count_share >= 1:
             raise PrivacyError(f"{where}: count_share is {self.count_share}, expected a share below 1")
         if self.loss_bound and (self.count_share or not self.trains):
@@ -84,11 +89,7 @@ class Phase:
                 "left for a loss; evaluate on held-out data, or take another method"
             )
 
-    def _check_clipping(self, where: str) -> None:
-        if self.clipping in (FLAT, AUTO):
-            if self.clipping == AUTO and self.geometry != "identity":
-                raise self._no_geometry(where)
-            return
+    def _check_groups(self, where: str) -> None:
         if isinstance(self.clipping, str) or not all(len(pair) == 2 for pair in self.clipping):
             raise PrivacyError(
                 f"{where}: clipping is {self.clipping!r}, expected {FLAT!r}, {AUTO!r} or pairs of a pattern "
@@ -99,18 +100,10 @@ class Phase:
             for pattern, norm in self.clipping
         )
         set_fields(self, clipping=pairs)
-        if self.geometry != "identity":
-            raise self._no_geometry(where)
         if not math.isclose(self.clip_norm, math.hypot(*(norm for _, norm in pairs))):
             raise PrivacyError(
                 f"{where}: clip_norm is {self.clip_norm}, expected the root of the squares of {pairs}"
             )
-
-    def _no_geometry(self, where: str) -> PrivacyError:
-        return PrivacyError(
-            f"{where}: gradients are clipped in the space {self.geometry!r}, which takes one number; got "
-            f"max_grad_norm={self.clipping!r}. Give a number, or a method that clips gradients as they are"
-        )
 
     @property
     def clip(self) -> Clip:
@@ -123,21 +116,19 @@ class Phase:
 
     @property
     def gradient_noise(self) -> float:
-        """The gradient's own noise multiplier: all of the step's, unless it also counts rows."""
+        """The gradient's own noise multiplier, in a step that may count rows as well."""
         return self.noise_multiplier / math.sqrt(1 - self.count_share)
+
+    @property
+    def count_noise(self) -> float:
+        """The noise multiplier of the count of rows, in a phase that makes one in every step."""
+        return self.noise_multiplier / math.sqrt(self.count_share)
 
     @property
     def loss_noises(self) -> tuple[float, float]:
         """The noise multipliers of loss and gradient in a step that releases both: together they cost the step's."""
         whole = self.noise_multiplier
         return whole / math.sqrt(LOSS_SHARE), whole / math.sqrt(1 - LOSS_SHARE)
-
-    @property
-    def count_noise(self) -> float:
-        """The noise multiplier of the count of rows, in a phase that makes one in every step."""
-        if not self.count_share:
-            raise PrivacyError(f"phase {self.name!r} counts nothing in its steps")
-        return self.noise_multiplier / math.sqrt(self.count_share)
 
 
 @final
@@ -158,12 +149,9 @@ class PriorSpending:
     run: str = ""
 
     def __post_init__(self) -> None:
-        set_fields(
-            self,
-            order=checks.number(self.order, "continuation: order", above=1.0),
-            spent=checks.number(self.spent, "continuation: spent", at_least=0.0),
-            ledgers=tuple(checks.text(head, "continuation: ledger head") for head in self.ledgers),
-        )
+        checks.number(self.order, "continuation: order", above=1.0)
+        checks.number(self.spent, "continuation: spent", at_least=0.0)
+        set_fields(self, ledgers=tuple(checks.text(head, "continuation: ledger") for head in self.ledgers))
 
 
 def set_fields(item: object, **values: object) -> None:
@@ -181,11 +169,7 @@ class SampledGaussian(NamedTuple):
 
 
 def normalize_events(events: Iterable[SampledGaussian]) -> tuple[SampledGaussian, ...]:
-    """Spends as an accountant counts them, in order.
-
-    Edge cases:
-        One event without noise makes the whole non-private; one that samples nobody costs nothing.
-    """
+    """Events as accountants count them: one without noise makes all non-private, one that samples nobody is free."""
     known = tuple(
         SampledGaussian(float(rate), float(noise), steps) for rate, noise, steps in events if rate > 0
     )
@@ -193,7 +177,7 @@ def normalize_events(events: Iterable[SampledGaussian]) -> tuple[SampledGaussian
 
 
 def merge_events(events: Iterable[SampledGaussian]) -> tuple[SampledGaussian, ...]:
-    """Spends with equal mechanisms added up: composition does not depend on the order."""
+    """Equal mechanisms added up: composition does not depend on the order."""
     steps: dict[tuple[float, float], int] = {}
     for rate, noise, count in events:
         steps[rate, noise] = steps.get((rate, noise), 0) + count
@@ -212,21 +196,14 @@ def slice_events(events: Iterable[SampledGaussian], start: int, stop: int) -> tu
 
 
 def dp_event(events: Iterable[SampledGaussian]) -> Any:
-    """Convert events to one of `dp_accounting`: a self-composed, Poisson-sampled Gaussian each.
-
-    Edge cases:
-        One event without noise makes the whole non-private; nothing spent is a no-op.
-    """
+    """Convert events to one of `dp_accounting`: a self-composed, Poisson-sampled Gaussian each."""
     import dp_accounting as dp
 
-    parts = []
-    for event in events:
-        if event.noise_multiplier == 0:
-            return dp.NonPrivateDpEvent()
-        gaussian = dp.GaussianDpEvent(event.noise_multiplier)
-        parts.append(
-            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(event.sampling_rate, gaussian), event.steps)
-        )
+    known = tuple(events)
+    if not is_private(known):
+        return dp.NonPrivateDpEvent()
+    sampled = [dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)) for rate, noise, _ in known]
+    parts = [dp.SelfComposedDpEvent(one, event.steps) for one, event in zip(sampled, known, strict=True)]
     return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
 
 
@@ -293,16 +270,12 @@ class Plan:
         )
         if (target is None) != (self.accountant is None):
             raise PrivacyError("target_epsilon and accountant come together; calibrate sets both")
-        if target is None and self.continuation is not None:
+        if (self.accountant == FILTER) != (self.continuation is not None):
             raise PrivacyError(
-                "a plan that continues earlier runs needs the cap on the total as its target_epsilon"
+                f"the accountant {FILTER} and a continuation come together; RdpFilter sets both"
             )
         if target is not None:
             checks.text(self.accountant, "accountant")
-            if (self.accountant == FILTER) != (self.continuation is not None):
-                raise PrivacyError(
-                    f"the accountant {FILTER} and a continuation come together; RdpFilter sets both"
-                )
             if delta is None or not self.is_calibrated:
                 raise PrivacyError("a plan with a target_epsilon needs a delta, and noise in every phase")
 
@@ -337,7 +310,7 @@ class Plan:
 
     @property
     def charged_head(self) -> str:
-        """What names it as an earlier run of an `RdpFilter`: its fingerprint."""
+        """What names it as an earlier run of an `RdpFilter`."""
         return self.fingerprint
 
     def committed(self) -> tuple[SampledGaussian, ...]:
@@ -361,12 +334,8 @@ class Plan:
 
     def first_step(self, name: str) -> int:
         """The step a phase starts at."""
-        start = 0
-        for phase in self.phases:
-            if phase.name == name:
-                return start
-            start += phase.steps
-        raise PrivacyError(f"no phase {name!r} in this plan; it has {[phase.name for phase in self.phases]}")
+        place = [phase.name for phase in self.phases].index(name)
+        return sum(phase.steps for phase in self.phases[:place])
 
     def expected_batch_size(self, phase: Phase) -> float:
         """q*N: the public number sums are divided by."""
@@ -392,18 +361,12 @@ class Plan:
         left = self.total_steps if steps is None else steps
         if not 0 <= left <= self.total_steps:
             raise PrivacyError(f"steps: got {steps}, expected 0..{self.total_steps}")
-        events = []
-        for phase in self.phases:
-            count = min(left, phase.steps)
-            if count:
-                events.append(SampledGaussian(phase.sampling_rate, phase.noise_multiplier, count))
-            left -= count
-        return tuple(events)
+        whole = [SampledGaussian(p.sampling_rate, p.noise_multiplier, p.steps) for p in self.phases]
+        return slice_events(whole, 0, left)
 
     def with_noise(self, noise: Mapping[str, float]) -> Plan:
         """The same plan with the named phases' noise multipliers replaced, and no target."""
-        unknown = set(noise) - {phase.name for phase in self.phases}
-        if unknown:
+        if unknown := set(noise) - {phase.name for phase in self.phases}:
             raise PrivacyError(f"no phase {sorted(unknown)} in this plan")
         phases = (replace(p, noise_multiplier=noise.get(p.name, p.noise_multiplier)) for p in self.phases)
         return replace(self, phases=tuple(phases), target_epsilon=None, accountant=None, continuation=None)

@@ -19,8 +19,7 @@ from sparsedp.parameters import Support
 if TYPE_CHECKING:
     from sparsedp.privacy.mechanism import Grid
 
-_ROWS_AT_ONCE = 16
-"""Few enough for the cache in float64."""
+_ROWS_AT_ONCE = 16  # few enough for the cache in float64
 
 
 class BoundedSum(ABC):
@@ -54,8 +53,7 @@ class BoundedSum(ABC):
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
         """The sum in float64, in one or more parts, clipped so that a unit moves it by at most `bound`. Private.
 
-        Cut by unit: a unit that is added moves a single part, or makes two of it. The mechanism asks once and takes
-        the parts' memory.
+        Cut by unit: a unit that is added moves a single part, or makes two of it. The parts' memory is the caller's.
         """
 
 
@@ -70,26 +68,21 @@ class GradientSum(BoundedSum):
 
     @property
     def clip(self) -> Clip:  # type: ignore[override]
-        """The query's."""
         return self.query.clip
 
     @property
     def size(self) -> int:
-        """One number per active coordinate."""
         return self.query.support.size
 
     @property
     def support(self) -> Support:
-        """The query's."""
         return self.query.support
 
     @property
     def geometry(self) -> Geometry:
-        """The query's."""
         return self.query.geometry
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
-        """The sum, micro-batch by micro-batch."""
         query = replace(self.query, clip=self.query.clip.tightened(bound))
         empty = True
         for batch in self.batches:
@@ -113,11 +106,9 @@ class ClippedVectorSum(BoundedSum):
 
     @property
     def size(self) -> int:
-        """The length of a vector."""
         return int(self.vectors.shape[1])
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
-        """The clipped sum, in one part."""
         rows = self.vectors.to(torch.float64)
         factors = self.clip.tightened(bound).factors(torch.linalg.vector_norm(rows, dim=1))
         yield factors @ torch.where((factors > 0).unsqueeze(1), rows, torch.zeros_like(rows))
@@ -128,8 +119,8 @@ class ClippedVectorSum(BoundedSum):
 class ChannelStatisticsSum(BoundedSum):
     """The clipped sum over units of their channels' means, or of their spreads around a centre.
 
-    An example of shape [channels, ...] gives one number per channel: the mean over its positions, or the root mean
-    square of its distance from `centre`. A unit gives the mean over its examples, clipped once.
+    An example of shape [channels, ...] gives one number per channel that is measured (`columns`): the mean over its
+    positions, or the root mean square of its distance from `centre`. A unit gives the mean over its examples.
 
     Formal guarantees:
         What a unit adds follows from its own examples and the public centre, and is clipped last: adding or removing
@@ -137,13 +128,6 @@ class ChannelStatisticsSum(BoundedSum):
 
     Edge cases:
         A unit with a number that is not finite adds zero.
-
-    Attributes:
-        batches: the units. Private.
-        channels: how many the inputs have; public.
-        clip: the bound on a unit's vector.
-        centre: one public number per channel that is measured; None for the means.
-        columns: the channels that are measured; None for all. Public.
     """
 
     batches: Iterable[MicroBatch]
@@ -154,11 +138,9 @@ class ChannelStatisticsSum(BoundedSum):
 
     @property
     def size(self) -> int:
-        """One number per channel that is measured."""
         return self.channels if self.columns is None else self.columns.numel()
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
-        """The sum, micro-batch by micro-batch."""
         yield torch.zeros(self.size, dtype=torch.float64)
         for batch in self.batches:
             inputs = inputs_of(batch.rows)
@@ -182,19 +164,14 @@ class ChannelStatisticsSum(BoundedSum):
 class RowCountSum(BoundedSum):
     """The sum over units of their indicator vectors, each scaled to the clip norm at most (DP-FEST, Sec. 3.1).
 
-    A unit's vector is 1 for every table row that any of its examples touches, however often, and 0 elsewhere.
+    A unit's vector is 1 for every table row that any of its examples touches (`row_pairs`: unit and row), however
+    often, and 0 elsewhere.
 
     Formal guarantees:
         Scaled unit by unit, so adding or removing one moves the sum by at most the clip norm.
 
     Edge cases:
         A unit that touches nothing, or padding alone, adds zero.
-
-    Attributes:
-        batches: the units. Private.
-        row_pairs: the pairs of unit and table row of a micro-batch. Private.
-        rows: how many table rows there are; public.
-        clip: the bound on a unit's vector.
     """
 
     batches: Iterable[MicroBatch]
@@ -204,11 +181,9 @@ class RowCountSum(BoundedSum):
 
     @property
     def size(self) -> int:
-        """One number per table row."""
         return self.rows
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
-        """The sum, micro-batch by micro-batch."""
         clip = self.clip.tightened(bound)
         yield torch.zeros(self.rows, dtype=torch.float64)
         for batch in self.batches:
@@ -231,11 +206,6 @@ class LossSum(BoundedSum):
 
     Edge cases:
         A loss that is not finite counts as the bound, and not as a small one: a model that diverged shows it.
-
-    Attributes:
-        losses: the loss of every example of a micro-batch, computed alone. Private.
-        batches: the units. Private.
-        clip: the bound on an example's loss; public.
     """
 
     losses: Callable[[MicroBatch], Tensor]
@@ -244,11 +214,9 @@ class LossSum(BoundedSum):
 
     @property
     def size(self) -> int:
-        """One number."""
         return 1
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
-        """The sum, micro-batch by micro-batch."""
         most = self.clip.tightened(bound).norm / (1 + ROUNDING_MARGIN)
         yield torch.zeros(1, dtype=torch.float64)
         for batch in self.batches:
@@ -267,13 +235,6 @@ class ClientUpdateSum(BoundedSum):
     Formal guarantees:
         Adding or removing one client adds or removes one vector of integers, of norm at most the grid's bound.
         Nothing is rounded after that.
-
-    Attributes:
-        updates: one vector of integers a client. Private.
-        support: the coordinates they stand for; public.
-        clip: the bound on a client.
-        grid: what the integers are multiples of.
-        geometry: the space they live in.
     """
 
     updates: Sequence[Tensor]
@@ -284,7 +245,6 @@ class ClientUpdateSum(BoundedSum):
 
     @property
     def size(self) -> int:
-        """The length of an update."""
         return self.support.size
 
     def partial_sums(self, bound: float) -> Iterator[Tensor]:
