@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import torch
 from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 from torch import nn
 from torch.utils.data import Subset
 
 import sparsedp
 from sparsedp.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
-from sparsedp.integrations.flower import client_app, server_app
+from sparsedp.integrations.flower import SparseDPStrategy, client_app
 from sparsedp_experiments import data as datasets
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -67,8 +68,13 @@ def show(event: object) -> None:
         print(f"round {event.step}: accuracy {accuracy:.3f}, epsilon {event.epsilon:.2f}", flush=True)
 
 
-server = server_app(make_trainer, timeout=120)
-client = client_app(make_client)
+server, client = ServerApp(), client_app(make_client)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    SparseDPStrategy(make_trainer(context)).start(grid, timeout=120)
+
 
 if __name__ == "__main__":
     from flwr.simulation import run_simulation

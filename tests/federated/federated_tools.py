@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from sparsedp.federated import Client, ClientTask, FederatedTrainer, LocalSGD, R
 from sparsedp.methods import build_plan
 from sparsedp.privacy.plan import Plan
 
-CLIENTS, ROWS, FEATURES, CLASSES, WORDS = 12, 5, 6, 3, 16
+CLIENTS, ROWS, FEATURES, CLASSES = 12, 5, 6, 3
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -29,55 +28,16 @@ def rows_of(client: int) -> TensorDataset:
     return TensorDataset(inputs + nn.functional.one_hot(labels, FEATURES), labels)
 
 
-class Bag(nn.Module):
-    """A table of words and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.table, self.head = nn.Embedding(WORDS, 2, padding_idx=0), nn.Linear(2, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.table(tokens).mean(dim=1))
-
-
-def make_bag() -> nn.Module:
-    return Bag().double()
-
-
-def words_of(client: int) -> TensorDataset:
-    """Rows that share few words with other clients'."""
-    generator = torch.Generator().manual_seed(100 + client)
-    tokens = torch.randint(client, client + 4, (ROWS, 3), generator=generator)
-    return TensorDataset(tokens, torch.randint(CLASSES, (ROWS,), generator=generator))
-
-
-class World(NamedTuple):
-    """What clients learn: the model, and each one's rows."""
-
-    make_model: Callable[[], nn.Module]
-    rows_of: Callable[[int], TensorDataset]
-
-
-NUMBERS, TEXTS = World(make_model, rows_of), World(make_bag, words_of)
-
-
-def all_rows(world: World = NUMBERS) -> tuple[TensorDataset, Tensor]:
+def all_rows() -> tuple[TensorDataset, Tensor]:
     """Every client's rows, and whose each is."""
-    tensors = [world.rows_of(client).tensors for client in range(CLIENTS)]
+    tensors = [rows_of(client).tensors for client in range(CLIENTS)]
     inputs, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
     return TensorDataset(inputs, labels), torch.arange(CLIENTS).repeat_interleave(ROWS)
 
 
 def a_plan(method: str = "tp-topk", **changes: object) -> Plan:
-    asked = {
-        "epsilon": 20.0,
-        "delta": 1e-3,
-        "epochs": 4,
-        "batch_size": 4,
-        "max_grad_norm": 0.5,
-        "accountant": "rdp",
-    }
+    asked = {"epsilon": 20.0, "delta": 1e-3, "epochs": 4, "batch_size": 4}
+    asked |= {"max_grad_norm": 0.5, "accountant": "rdp"}
     return build_plan(method, units=CLIENTS, unit_name="client", **{**asked, **changes})
 
 
@@ -91,11 +51,10 @@ class Loopback:
     def __init__(
         self,
         meddle: Callable[[int, ClientTask, Tensor], Tensor | str | None] | None = None,
-        world: World = NUMBERS,
         **local: object,
     ) -> None:
         self.clients = [
-            Client(world.make_model, LocalSGD(dataset=world.rows_of(number), loss=LOSS, **local))
+            Client(make_model, LocalSGD(dataset=rows_of(number), loss=LOSS, **local))
             for number in range(CLIENTS)
         ]
         self.asked: list[tuple[int, ClientTask]] = []

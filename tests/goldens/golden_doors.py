@@ -25,15 +25,13 @@ from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import NominalSplit
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
-_CLIENTS, _WORDS = 12, 16
+_CLIENTS = 12
 
 FEDERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "clients: dp-sgd": ("dp-sgd", {}),
     "clients: tp-topk": ("tp-topk", {"steps": 3, "lr": 0.2, "batch_size": 2, "seed": 4}),
     "clients: on-rand": ("on-rand", {}),
     "clients: adadpigu": ("adadpigu", {"accountant": "pld"}),
-    "clients: fest": ("fest", {"words": True}),
-    "clients: adafest": ("adafest", {"words": True}),
 }
 RANKS: dict[str, dict[str, Any]] = {
     "two ranks: dp-sgd": {"method": "dp-sgd", "model": "cnn"},
@@ -66,7 +64,7 @@ def federated(name: str, out: Path) -> dict[str, Any]:
     """A run over clients in this process."""
     method, asked = FEDERATED[name]
     asked = dict(asked)
-    words, accountant = asked.pop("words", False), asked.pop("accountant", "rdp")
+    accountant = asked.pop("accountant", "rdp")
     plan = build_plan(
         method,
         units=_CLIENTS,
@@ -78,8 +76,7 @@ def federated(name: str, out: Path) -> dict[str, Any]:
         max_grad_norm=0.5,
         accountant=accountant,
     )
-    make = _bag if words else _network
-    clients = [Client(make, LocalSGD(dataset=_rows(n, words), loss=LOSS, **asked)) for n in range(_CLIENTS)]
+    clients = [Client(_network, LocalSGD(dataset=_rows(n), loss=LOSS, **asked)) for n in range(_CLIENTS)]
 
     def sgd(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
@@ -91,7 +88,7 @@ def federated(name: str, out: Path) -> dict[str, Any]:
             supports.append(event.released.support.indices.clone())
 
     with FederatedTrainer(
-        make(), plan=plan, optimizer=sgd, seed=5, run_dir=out, callbacks=(note,)
+        _network(), plan=plan, optimizer=sgd, seed=5, run_dir=out, callbacks=(note,)
     ) as trainer:
         while not trainer.is_done:
             begun = trainer.configure_round()
@@ -164,32 +161,14 @@ def plans() -> dict[str, list[float]]:
     return found
 
 
-class _Bag(nn.Module):
-    """A table of words and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(_WORDS, 2, padding_idx=0), nn.Linear(2, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.table(tokens).mean(dim=1))
-
-
-def _bag() -> nn.Module:
-    torch.manual_seed(3)
-    return _Bag().double()
-
-
 def _network() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 
 
-def _rows(client: int, words: bool) -> TensorDataset:
+def _rows(client: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(100 + client)
     labels = torch.randint(3, (5,), generator=generator)
-    if words:
-        return TensorDataset(torch.randint(client, client + 4, (5, 3), generator=generator), labels)
     inputs = torch.randn(5, 6, generator=generator, dtype=torch.float64)
     return TensorDataset(inputs + nn.functional.one_hot(labels, 6), labels)
 

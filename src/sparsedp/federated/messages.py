@@ -31,20 +31,18 @@ class Payload(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientTask:
-    """One round's work: train from these weights on this support and send the update, or send the `count`.
+    """One round's work: train from these weights on this support, and send the update.
 
     Attributes:
         run: the plan's fingerprint.
         model: `model_digest` of the server's model.
         step: of the plan.
         weights: all d, as they stand.
-        support: the active coordinates.
-        size: how many numbers are sent: the active coordinates, or the rows that are counted.
+        support: the active coordinates, of which the update is sent.
         clip: the bound on what is sent.
         noise_multiplier: of the release; the grid follows from it and the clip.
         geometry: the space in which the update is clipped.
         top: the share of the coordinates that is sent, the largest there; None for all.
-        count: the embedding tables of which the rows that any example uses are asked for; None for an update.
     """
 
     run: str
@@ -52,17 +50,15 @@ class ClientTask:
     step: int
     weights: Tensor
     support: Support
-    size: int
     clip: FlatClip
     noise_multiplier: float
     geometry: Geometry
     top: float | None
-    count: tuple[str, ...] | None = None
 
     @property
     def grid(self) -> Grid:
         """The grid that updates live on."""
-        return Grid.for_mechanism(self.clip.norm, self.noise_multiplier, self.size)
+        return Grid.for_mechanism(self.clip.norm, self.noise_multiplier, self.support.size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,22 +68,14 @@ class ClientTask:
     def to_payload(self) -> Payload:
         """Write it as arrays and plain values."""
         arrays = {"weights": self.weights}
-        values: dict[str, int | float | str] = {
-            "run": self.run,
-            "model": self.model,
-            "step": self.step,
-            "size": self.size,
-            "clip_norm": self.clip.norm,
-            "noise_multiplier": self.noise_multiplier,
-        }
+        values: dict[str, int | float | str] = {name: getattr(self, name) for name in _VALUES}
+        values["clip_norm"] = self.clip.norm
         if not self.support.is_full:
             arrays["support"] = self.support.indices.to(torch.int32)
         if isinstance(self.geometry, Standardized):
             arrays |= {"centre": self.geometry.centre, "scale": self.geometry.scale}
         if self.top is not None:
             values["top"] = self.top
-        if self.count is not None:
-            values["count"] = json.dumps(self.count)
         return Payload({name: tensor.cpu().numpy() for name, tensor in arrays.items()}, values)
 
     @classmethod
@@ -97,24 +85,22 @@ class ClientTask:
         values: dict[str, Any] = dict(payload.values)
         try:
             weights = arrays["weights"]
-            full = Support.full(weights.numel())
+            d = weights.numel()
             return cls(
-                run=values["run"],
-                model=values["model"],
-                step=values["step"],
+                **{name: values[name] for name in _VALUES},
                 weights=weights,
-                support=Support(arrays["support"], weights.numel()) if "support" in arrays else full,
-                size=values["size"],
+                support=Support(arrays["support"], d) if "support" in arrays else Support.full(d),
                 clip=FlatClip(values["clip_norm"]),
-                noise_multiplier=values["noise_multiplier"],
                 geometry=Standardized(arrays["centre"], arrays["scale"]) if "scale" in arrays else Identity(),
                 top=values.get("top"),
-                count=tuple(json.loads(values["count"])) if "count" in values else None,
             )
         except KeyError as error:
             raise SparseDPError(
                 f"the server's task has no {error}; use one version of sparsedp everywhere"
             ) from error
+
+
+_VALUES = ("run", "model", "step", "noise_multiplier")
 
 
 def model_digest(model: nn.Module, layout: ParameterLayout) -> str:

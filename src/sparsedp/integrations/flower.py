@@ -11,13 +11,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result as FlowerResult
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.federated import Client, ClientTask, FederatedTrainer, Payload, Round, RoundReport
+from sparsedp.guarantee import guarantee
 from sparsedp.results import Result
 
 logger = logging.getLogger("sparsedp")
@@ -29,17 +30,20 @@ _UPDATE, _REASON = "update", "reason"
 
 
 def client_app(make_client: Callable[[Context], Client], mods: Sequence[Any] = ()) -> ClientApp:
-    """Make a `ClientApp` whose clients come from a function of Flower's context.
+    """Make a `ClientApp` whose clients come from a function of Flower's context, called in every round.
 
-    Args:
-        make_client: called for every round a client takes part in; `context.node_config["partition-id"]` says which.
-        mods: Flower's. Those that clip or add noise are refused.
+    `context.node_config["partition-id"]` says which client it is. Flower's mods that clip or add noise are refused.
 
     Formal guarantees:
         The client clips before it sends. An error of its training is told to the server by its type alone: an error's
         words may quote the data.
     """
-    _refuse_private_mods(mods)
+    for mod in mods:
+        if isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod):
+            raise PrivacyError(
+                f"mods: got {mod}, which changes updates by rules that no ledger knows; leave it out. sparsedp clips "
+                "at the client and again at the server, and adds the noise at the server"
+            )
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -59,26 +63,12 @@ def client_app(make_client: Callable[[Context], Client], mods: Sequence[Any] = (
     return app
 
 
-def server_app(make_trainer: Callable[[Context], FederatedTrainer], timeout: float = 3600) -> ServerApp:
-    """Make a `ServerApp` that runs the trainer made from Flower's context; timeout as for the strategy."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        SparseDPStrategy(make_trainer(context)).start(grid, timeout=timeout)
-
-    return app
-
-
 @final
 class SparseDPStrategy(Strategy):
     """Runs a `FederatedTrainer`'s plan over Flower's grid: `strategy.start(grid)`.
 
-    Args:
-        trainer: holds plan, ledger and model; its number of units is the number of clients.
-        connect_timeout: seconds to wait for that many clients at the start.
-        on_round: called with the number of every round, from 1, and its report, which names clients that took part:
-            for the operator alone.
+    The trainer holds plan, ledger and model; its units are the clients, which it waits for `connect_timeout` seconds.
+    `on_round` is called with the number of every round, from 1, and its report, which is for the operator alone.
 
     Formal guarantees:
         Clients are sampled by coins, not by Flower's fixed-size sampling; the noise is the trainer's. Flower's
@@ -93,7 +83,7 @@ class SparseDPStrategy(Strategy):
         on_round: Callable[[int, RoundReport], None] | None = None,
     ) -> None:
         self._trainer, self._connect_timeout = trainer, connect_timeout
-        self._clients = ClientRegistry(trainer.plan.units)
+        self._number_of: dict[int, int] = {}
         self._round: Round | None = None
         self._on_round = on_round
         self._started = False
@@ -107,15 +97,7 @@ class SparseDPStrategy(Strategy):
         timeout: float = 3600,
         **unused: Any,
     ) -> FlowerResult:
-        """Run all rounds that the plan still has, and finish the run.
-
-        Args:
-            grid: Flower's.
-            initial_arrays: nothing; the trainer has the model.
-            num_rounds: nothing; the plan says how many.
-            timeout: seconds to wait for the answers of a round; who is later counts as missing.
-            unused: nothing; evaluation is the trainer's.
-        """
+        """Run all rounds that the plan still has, each for `timeout` seconds at most, and finish the run."""
         given = [name for name, value in unused.items() if value is not None]
         if initial_arrays is not None or num_rounds is not None or given:
             raise SparseDPError(
@@ -126,7 +108,7 @@ class SparseDPStrategy(Strategy):
         self._wait_for_clients(grid)
         self._started = True
         with trainer:
-            result = super().start(grid, ArrayRecord(), trainer.rounds_left, timeout)
+            result = super().start(grid, ArrayRecord(), trainer.plan.total_steps - trainer.position, timeout)
             self.result = trainer.finish()
         result.arrays = ArrayRecord(trainer.model.state_dict())
         return result
@@ -134,19 +116,20 @@ class SparseDPStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make the messages of a round's task to those sampled clients that are connected."""
+        """Send a round's task to those sampled clients that are connected."""
         if not self._started:
             raise PrivacyError(
                 "run the strategy by its own start(grid); Flower's DifferentialPrivacy wrappers around it must stay "
                 "off: sparsedp clips and adds the noise itself, and pays for it"
             )
-        self._clients.update(grid.get_node_ids())
+        self._number_nodes(grid)
         self._round = self._trainer.configure_round()
         payload = self._round.task.to_payload()
+        node_of = {number: node for node, number in self._number_of.items()}
         return [
-            Message(to_records(payload), node, MessageType.TRAIN, group_id=str(server_round))
+            Message(to_records(payload), node_of[number], MessageType.TRAIN, group_id=str(server_round))
             for number in self._round.clients
-            if (node := self._clients.node_of.get(number)) is not None
+            if number in node_of
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
@@ -154,7 +137,7 @@ class SparseDPStrategy(Strategy):
         assert self._round is not None
         answers: dict[int, Tensor | str] = {}
         for reply in replies:
-            number = self._clients.number_of.get(reply.metadata.src_node_id)
+            number = self._number_of.get(reply.metadata.src_node_id)
             if number is not None:
                 answers[number] = (
                     f"Flower says: {_in_one_line(reply.error.reason)}"
@@ -164,7 +147,7 @@ class SparseDPStrategy(Strategy):
         report = self._trainer.aggregate(self._round, answers)
         if self._on_round is not None:
             self._on_round(self._round.step + 1, report)
-        return None, MetricRecord({"numbers_sent": self._round.task.size})
+        return None, MetricRecord({"numbers_sent": self._round.task.support.size})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -179,22 +162,12 @@ class SparseDPStrategy(Strategy):
         """Log what is promised."""
         plan = self._trainer.plan
         logger.info(
-            "%s: %d rounds of %g of %d clients on average; epsilon %s at delta %s for each client",
-            plan.method,
-            plan.total_steps,
-            plan.expected_batch_size(plan.training[0]),
-            plan.units,
-            plan.target_epsilon,
-            plan.delta,
+            "%s: %d rounds over %d clients. %s", plan.method, plan.total_steps, plan.units, guarantee(plan)
         )
 
     def _wait_for_clients(self, grid: Grid) -> None:
-        deadline = time.monotonic() + self._connect_timeout
-        while True:
-            self._clients.update(grid.get_node_ids())
-            found, expected = len(self._clients.number_of), self._clients.size
-            if found == expected:
-                return
+        deadline, expected = time.monotonic() + self._connect_timeout, self._trainer.plan.units
+        while (found := self._number_nodes(grid)) < expected:
             if time.monotonic() > deadline:
                 raise SparseDPError(
                     f"got {found} clients after {self._connect_timeout:g} s, expected {expected}: the plan's units. "
@@ -202,33 +175,21 @@ class SparseDPStrategy(Strategy):
                 )
             time.sleep(0.5)
 
+    def _number_nodes(self, grid: Grid) -> int:
+        """Say which Flower node is which client of the plan, while it stays, and how many are.
 
-@final
-class ClientRegistry:
-    """Which Flower node is which client of the plan: a node has a number as long as it is connected.
-
-    Formal guarantees:
-        The number of clients is public and fixed. A node beyond it is not asked; one that comes for one that left
-        takes its number, and so its coin.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.number_of: dict[int, int] = {}
-        self.node_of: dict[int, int] = {}
-
-    def update(self, nodes: Iterable[int]) -> None:
-        """Take note of which nodes are connected."""
-        connected = sorted(nodes)
-        known = set(connected)
-        self.number_of = {node: number for node, number in self.number_of.items() if node in known}
-        free = iter(sorted(set(range(self.size)) - set(self.number_of.values())))
-        for node in connected:
-            if node not in self.number_of and (number := next(free, None)) is not None:
-                self.number_of[node] = number
-        self.node_of = {number: node for node, number in self.number_of.items()}
-        if len(connected) > self.size:
-            logger.warning("%d nodes are connected and the plan has %d clients", len(connected), self.size)
+        Formal guarantees:
+            The number of clients is public and fixed. A node beyond it is not asked; one that comes for one that left
+            takes its number, and so its coin.
+        """
+        connected = sorted(grid.get_node_ids())
+        known = {node: self._number_of[node] for node in connected if node in self._number_of}
+        free = sorted(set(range(self._trainer.plan.units)) - set(known.values()))
+        coming = [node for node in connected if node not in known]
+        if len(coming) > len(free):
+            logger.warning("more nodes are connected than the plan has clients: %d", len(connected))
+        self._number_of = known | dict(zip(coming, free, strict=False))
+        return len(self._number_of)
 
 
 def to_records(payload: Payload) -> RecordDict:
@@ -256,16 +217,3 @@ def read_answer(content: RecordDict) -> Tensor | str:
 
 def _in_one_line(words: str) -> str:
     return " ".join(words.split())[:LONGEST]
-
-
-def _refuse_private_mods(mods: Sequence[Any]) -> None:
-    """Refuse Flower's mods that clip or noise what a client sends: clipping and noise have one place each."""
-    private = [
-        mod for mod in mods if isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
-    ]
-    if private:
-        names = [getattr(mod, "__name__", type(mod).__name__) for mod in private]
-        raise PrivacyError(
-            f"mods: got {names}, which change updates by rules that no ledger knows; leave them out. sparsedp clips "
-            "at the client and again at the server, and adds the noise at the server"
-        )
