@@ -43,18 +43,15 @@ def guarantee(plan: Plan) -> str:
     if plan.delta is None:
         return f"Noise without a target: epsilon for one {plan.unit} of {plan.units} depends on the delta chosen."
     cost, target = plan_epsilon(plan), plan.target_epsilon
-    if target is None:
-        return (
-            f"({rounded_up(cost)}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} of "
-            f"{plan.units}, by the pld accountant."
-        )
-    epsilon = rounded_up(_stated(cost, target))
+    at_most = f"({rounded_up(_stated(cost, target))}, {plan.delta:g})"
+    if target is not None:
+        at_most = f"At most {at_most}"
     earlier = len(plan.continuation.ledgers) if plan.continuation else 0
     whole = f" together with {earlier} earlier run{'s' if earlier > 1 else ''}" if earlier else ""
     excess = f" That is more than its target of {target:.4g}." if exceeds_target(plan, cost) else ""
     return (
-        f"At most ({epsilon}, {plan.delta:g})-differential privacy{whole} for adding or removing one {plan.unit} of "
-        f"{plan.units}, by the {plan.accountant} accountant.{excess}"
+        f"{at_most}-differential privacy{whole} for adding or removing one {plan.unit} of {plan.units}, by the "
+        f"{plan.accountant or 'pld'} accountant.{excess}"
     )
 
 

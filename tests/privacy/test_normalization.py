@@ -112,7 +112,7 @@ def test_columns_that_are_left_out_neither_count_nor_take_part_in_the_clip():
     np.testing.assert_allclose(plain.numpy(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("columns", [(), (1, 1), (-1,), (True,), ("age",), "ab", 3])
+@pytest.mark.parametrize("columns", [(), (1, 1), (-1,), (True,), ("age",), "ab"])
 def test_columns_are_distinct_numbers(columns):
     with pytest.raises(PrivacyError, match="normalise: columns: got"):
         PrivateNormalisation(columns=columns)
@@ -145,9 +145,7 @@ def test_the_whole_plan_costs_the_target_and_no_more_by_two_accountants(method, 
 
 
 def test_a_normalisation_that_costs_more_than_the_budget_is_refused():
-    with pytest.raises(
-        PrivacyError, match=r"epsilon=3 .*too small.*noise already \(normalise\)"
-    ):
+    with pytest.raises(PrivacyError, match=r"epsilon=3 .*too small.*noise already \(normalise\)"):
         plan_of("dp-sgd", normalise=PrivateNormalisation(0.5), accountant="rdp")
 
 

@@ -68,9 +68,8 @@ def test_a_run_whose_remainder_was_given_away_cannot_be_resumed(tmp_path: Path) 
 def test_a_run_that_can_still_be_resumed_counts_with_its_whole_plan(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     ledger = Run.open(first).ledger
-    assert CAP.remaining([ledger]) == CAP.remaining([FIRST])
-    assert CAP.remaining([ledger]) < CAP.budget - charged(first)
-    further = CAP.calibrate(NEXT, [ledger])
+    assert CAP.cost(ledger.committed()) == CAP.cost(FIRST.events()) > charged(first)
+    further = CAP.calibrate(NEXT, [(ledger.charged_head, ledger.committed())])
     resumed(first)
     assert charged(first) + CAP.cost(further.events()) <= CAP.budget
 
@@ -116,7 +115,7 @@ def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
 
 def test_a_follower_that_was_lost_counts_whole(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
-    lost = CAP.calibrate(draft(1), [FIRST])
+    lost = CAP.calibrate(draft(1), [(FIRST.fingerprint, FIRST.events())])
     with Ledger.resume(first / "ledger.jsonl", FIRST, even_closed=True) as ledger:
         ledger.retire(lost)
     further = continue_runs(CAP, draft(2), [first])
@@ -165,7 +164,7 @@ def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path: Path) -> None:
         run.start()
         run.join()
         closed_before.add(sum(Run.open(one).ledger.closed is not None for one in folders))
-        assert CAP.remaining([Run.open(one).ledger for one in folders]) <= CAP.budget - charged(*folders)
+        assert sum(CAP.cost(Run.open(one).ledger.committed()) for one in folders) >= charged(*folders)
         if any(Run.open(one).ledger.torn for one in folders):
             torn_before += 1
             with suppress(PrivacyError):

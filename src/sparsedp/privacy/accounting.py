@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,7 @@ from sparsedp.privacy.plan import (
 @contextmanager
 def silence_dp_accounting() -> Iterator[None]:
     """Drop log records from `dp_accounting`, and nothing else, while inside."""
-    logger = logging.getLogger("absl")
-
-    def silence(record: logging.LogRecord) -> bool:
-        return "dp_accounting" not in record.pathname
-
+    logger, silence = logging.getLogger("absl"), lambda record: "dp_accounting" not in record.pathname
     logger.addFilter(silence)
     try:
         yield
@@ -46,34 +42,20 @@ def silence_dp_accounting() -> Iterator[None]:
 Vector = npt.NDArray[np.floating[Any]]
 
 ROUNDING = 1e-15
-"""Taken off delta per step for the rounding of the Fourier transforms.
+"""Taken off delta per step for the rounding of the Fourier transforms, which is not upwards as the grid's is.
 
-They are not rounded up as the grid is: composing a Gaussian with known answer, they lost up to 0.4 * 2.2e-16 of
-delta per step. Without this the bound breaks below delta 1e-10 at 10^5 steps.
+Composing a Gaussian with known answer, they lost up to 0.4 * 2.2e-16 of delta per step.
 """
 
 SUPPORT = 10.0
 """Standard deviations of noise the grid reaches out to; the mass beyond counts as an infinite loss."""
 
 
-class LossGrid(NamedTuple):
-    """How finely losses are discretised.
-
-    Attributes:
-        fraction: width over the standard deviation of one step's loss. Epsilon is then too high by about
-            0.09 fraction^2 of itself, measured over sampling rates 1e-4..1 and noise 0.4..30.
-        points: most points for one step's loss; past it the grid is widened: looser, still an upper bound.
-        spare_points: the grid is narrowed, up to fourfold, while one step's loss takes fewer points than this.
-    """
-
-    fraction: float
-    points: int
-    spare_points: int = 0
-
-
-FINE = LossGrid(1 / 10, 200_000, spare_points=20_000)
-CURVE = LossGrid(1 / 6, 50_000)
-COARSE = LossGrid(1 / 3, 50_000)
+Grid = tuple[float, int, int]
+"""How finely losses are discretised. The width as a fraction of the standard deviation of one step's loss: epsilon is
+too high by about 0.09 fraction^2 of itself, at rates 1e-4..1 and noise 0.4..30. Most points for one step's loss: past
+them the grid is widened, looser, still an upper bound. And the points below which it is narrowed, up to fourfold."""
+FINE, CURVE, COARSE = (1 / 10, 200_000, 20_000), (1 / 6, 50_000, 0), (1 / 3, 50_000, 0)
 """For reported numbers; for the inner points of curves; for searches, one percent too high and ten times as quick."""
 
 
@@ -86,8 +68,7 @@ class PldAccountant:
     arXiv 2207.04380, Algorithm 1), which dominates it whatever the grid; the library composes and reads off.
 
     Formal guarantees:
-        Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an earlier
-        one's releases use `sparsedp.privacy.calibration`.
+        Valid only for mechanisms and step counts fixed beforehand; else use `RdpFilter`.
     """
 
     name: str = "pld"
@@ -207,7 +188,7 @@ def _releases(event: SampledGaussian) -> tuple[int, float]:
     return event.steps, event.noise_multiplier
 
 
-def _width(events: Sequence[SampledGaussian], grid: LossGrid) -> float:
+def _width(events: Sequence[SampledGaussian], grid: Grid) -> float:
     """The grid's width: a power of two where affordable, so that nearby noise levels share it and their work."""
     variance, count, widest = 0.0, 0, 0.0
     for event in events:
@@ -216,10 +197,11 @@ def _width(events: Sequence[SampledGaussian], grid: LossGrid) -> float:
         count += releases
         first, last = _loss_ends(event.sampling_rate, noise)
         widest = max(widest, last - first)
-    wanted = grid.fraction * math.sqrt(variance / count)
-    if grid.spare_points:
-        wanted = min(wanted, max(wanted / 4, widest / grid.spare_points))
-    return float(max(2.0 ** math.floor(math.log2(wanted)), widest / grid.points))
+    fraction, points, spare = grid
+    wanted = fraction * math.sqrt(variance / count)
+    if spare:
+        wanted = min(wanted, max(wanted / 4, widest / spare))
+    return float(max(2.0 ** math.floor(math.log2(wanted)), widest / points))
 
 
 def _loss_ends(rate: float, noise: float) -> tuple[float, float]:
@@ -288,8 +270,7 @@ def _fractional(rate: float, noise: float, order: float) -> float:
     """`log(E[(1 - q + q exp((2x - 1) / 2s^2))^a]) / (a - 1)` for x normal with deviation s (Mironov et al. 2019).
 
     By the trapezoid rule, which for such integrands is exact to the last digits: the step is well below the width of
-    the Gaussian and the distance of the nearest singularity, `pi s^2`. The library sums the absolute values of an
-    alternating series instead: too large, for sampling rates from 0.1 on by a lot, and infinite for small orders.
+    the Gaussian and the distance of the nearest singularity, `pi s^2`. The library's series is too large.
     """
     width = min(noise / 4, noise**2 / 2)
     x = np.arange(-12 * noise, order + 12 * noise + width, width)
@@ -358,9 +339,7 @@ def plan_accountant(plan: Plan) -> Accountant:
 
 
 def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = None) -> tuple[float, ...]:
-    """Epsilon of a plan at the end of each epoch (`plan.epoch_ends()`); all infinite if a phase is not private.
-
-    By the plan's own accountant and at its own delta, unless told otherwise.
+    """Epsilon of a plan at the end of each epoch, by its own accountant and at its own delta unless told otherwise.
 
     Formal guarantees:
         These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop did not
@@ -377,7 +356,5 @@ def plan_epsilon(plan: Plan, name: str | None = None, delta: float | None = None
 
 
 def _terms(plan: Plan, name: str | None, delta: float | None) -> tuple[Accountant, float]:
-    chosen = plan.delta if delta is None else delta
-    if chosen is None:
-        raise PrivacyError("delta: the plan has none; pass delta=, well below 1 / the number of units")
+    chosen = checks.delta_in_range(plan.delta if delta is None else delta)
     return plan_accountant(plan) if name in (None, plan.accountant) else accountant(str(name)), chosen

@@ -6,8 +6,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, final
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -20,11 +20,9 @@ from sparsedp.privacy.plan import FILTER, Plan, PriorSpending, SampledGaussian, 
 LEAST_NOISE, MOST_NOISE = 0.1, 10_000.0
 """Noise multipliers outside protect nobody, or leave nothing to learn."""
 
-TOLERANCE = 0.0025
-"""Accepted: a cost between this fraction below the target and `MARGIN` below it."""
-
-MARGIN = 1e-4
-"""Kept free, so that another machine's last digits do not push a recomputed epsilon over the target."""
+TOLERANCE, MARGIN = 0.0025, 1e-4
+"""Accepted: a cost between these fractions below the target. The second is kept free, so that another machine's last
+digits do not push a recomputed epsilon over it."""
 
 EVALUATIONS = 80
 
@@ -40,9 +38,6 @@ def least_noise(cost: Callable[[float], float], target: float, start: Found, wha
     """The noise whose cost is just within the target: safeguarded secant steps on the log-log curve.
 
     `cost` decreases in the noise. The answer never costs more than the target, also where `cost` jumps.
-
-    Raises:
-        PrivacyError: no noise in `LEAST_NOISE..MOST_NOISE` will do; `what` says for which request.
     """
     aim = math.log(target * (1 - (TOLERANCE + MARGIN) / 2))
     place, slope = _clamp(math.log(start.noise)), start.slope
@@ -92,7 +87,7 @@ def _check_reachable(place: float, within: bool, what: str) -> None:
 
 
 class CalibrationTarget(NamedTuple):
-    """What some events may cost together, and who counts it: exactly, or by a quick estimate to start the search."""
+    """What some events may cost together, and who counts it: exactly, or by a quick estimate."""
 
     limit: float
     cost: Callable[[Sequence[SampledGaussian], bool], float]
@@ -154,11 +149,8 @@ def solve(
             )
         first, share = missing[0], split.phase1_budget
         alone = goal._replace(limit=share * goal.limit, what=f"{share:g} of {goal.what}")
-        events = (
-            *events[:first],
-            *solve(events[first : first + 1], alone, EqualNoise()),
-            *events[first + 1 :],
-        )
+        solved = solve(events[first : first + 1], alone, EqualNoise())
+        events = (*events[:first], *solved, *events[first + 1 :])
 
     def filled(noise: float) -> tuple[SampledGaussian, ...]:
         return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in events)
@@ -166,7 +158,8 @@ def solve(
     strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
     found = Found(max(0.6, strength), -1.2)
     for coarse in (True, False):
-        found = least_noise(lambda noise: goal.cost(filled(noise), coarse), goal.limit, found, goal.what)  # noqa: B023
+        cost = partial(lambda coarse, noise: goal.cost(filled(noise), coarse), coarse)
+        found = least_noise(cost, goal.limit, found, goal.what)
     return filled(found.noise)
 
 
@@ -186,17 +179,10 @@ def calibrate(
     Phases with a noise multiplier keep it and are counted; phases without one (0) get theirs from `split`.
 
     Formal guarantees:
-        The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after an
-        earlier run's releases were seen, use `RdpFilter.calibrate`.
+        It holds when the whole plan was fixed before the first release; for others there is `RdpFilter.calibrate`.
 
     Edge cases:
-        A process remembers what it has solved.
-
-    Raises:
-        PrivacyError: nothing to calibrate, a phase without a clip, or an epsilon that no noise reaches.
-
-    Warns:
-        PrivacyWarning: delta is 1/N or more, which allows publishing one unit's record outright.
+        A process remembers what it has solved. A delta of 1/N or more is warned of.
     """
     target = checks.positive_epsilon(epsilon)
     chosen = checks.delta_in_range(delta)
@@ -206,21 +192,17 @@ def calibrate(
     return replace(_with_events(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
 
 
-def _goal(accountant: str, epsilon: float, delta: float, steps: int) -> CalibrationTarget:
-    counted = accountant_named(accountant)
-    return CalibrationTarget(
-        limit=epsilon,
-        cost=lambda events, coarse: counted.epsilon(events, delta, coarse=coarse),
-        what=f"epsilon={epsilon:g} at delta={delta:g} in {steps} steps ({accountant})",
-    )
-
-
 @lru_cache(maxsize=256)
 def _solved(
     split: BudgetSplit, events: tuple[SampledGaussian, ...], accountant: str, epsilon: float, delta: float
 ) -> tuple[SampledGaussian, ...]:
-    steps = sum(event.steps for event in events)
-    return solve(events, _goal(accountant, epsilon, delta, steps), split)
+    counted, steps = accountant_named(accountant), sum(event.steps for event in events)
+    goal = CalibrationTarget(
+        limit=epsilon,
+        cost=lambda events, coarse: counted.epsilon(events, delta, coarse=coarse),
+        what=f"epsilon={epsilon:g} at delta={delta:g} in {steps} steps ({accountant})",
+    )
+    return solve(events, goal, split)
 
 
 def _open_events(plan: Plan) -> tuple[SampledGaussian, ...]:
@@ -247,15 +229,8 @@ def warn_if_large(delta: float, plan: Plan) -> None:
         )
 
 
-class PriorRun(Protocol):
-    """An earlier run on the same units: its ledger, read from its file, or its plan."""
-
-    @property
-    def charged_head(self) -> str:
-        """What names it: the hash of the ledger's last line before the closing one."""
-
-    def committed(self) -> tuple[SampledGaussian, ...]:
-        """The most it can ever spend: its whole plan, or what was charged when its ledger was closed."""
+EarlierRun = tuple[str, tuple[SampledGaussian, ...]]
+"""An earlier run on the same units: the head of its ledger, or its plan's fingerprint, and the most it can spend."""
 
 
 @final
@@ -281,9 +256,9 @@ class RdpFilter:
 
     @classmethod
     def for_first_plan(cls, first: Plan, epsilon: float, delta: float) -> RdpFilter:
-        """The filter for a cap, its order chosen from public values: the cap and the first plan, fixed in advance.
+        """The filter whose order leaves most room for Gaussian releases after the first plan, fixed in advance.
 
-        The order is the one that leaves most room for further Gaussian releases, whose cost grows like the order.
+        The order follows from public values, cap and plan. The cost of Gaussian releases grows like the order.
         """
         orders = np.asarray(ORDERS)
         budgets = np.asarray([cls(epsilon, delta, order).budget for order in ORDERS])
@@ -315,30 +290,21 @@ class RdpFilter:
         """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""
         return float(renyi(normalize_events(events), (self.order,))[0])
 
-    def remaining(self, earlier: Iterable[PriorRun]) -> float:
-        """What is left of the budget after earlier runs, those that can be resumed counted whole; never below 0."""
-        return max(0.0, self.budget - self._spent(earlier))
-
     def calibrate(
         self,
         plan: Plan,
-        earlier: Sequence[PriorRun],
+        earlier: Sequence[EarlierRun],
         split: BudgetSplit = EqualNoise(),  # noqa: B008
         run: str = "",
     ) -> Plan:
-        """The plan with the least noise that keeps all runs together within the cap.
-
-        Raises:
-            PrivacyError: nothing is left, or no noise makes the plan fit.
-        """
+        """The plan with the least noise that keeps all runs together within the cap."""
         events = _open_events(plan)
         warn_if_large(self.delta, plan)
-        spent = self._spent(earlier)
+        spent = math.fsum(self.cost(events) for _, events in earlier)
         left = self.budget - spent
         if left <= 0:
             raise PrivacyError(
-                f"the earlier runs used up the cap of epsilon={self.epsilon:g} at delta={self.delta:g}; "
-                "nothing more can be released about these units under it"
+                f"earlier runs used up the cap of epsilon={self.epsilon:g} at delta={self.delta:g}"
             )
         goal = CalibrationTarget(
             limit=left,
@@ -350,8 +316,5 @@ class RdpFilter:
             delta=self.delta,
             target_epsilon=self.epsilon,
             accountant=FILTER,
-            continuation=PriorSpending(self.order, spent, tuple(one.charged_head for one in earlier), run),
+            continuation=PriorSpending(self.order, spent, tuple(head for head, _ in earlier), run),
         )
-
-    def _spent(self, earlier: Iterable[PriorRun]) -> float:
-        return math.fsum(self.cost(run.committed()) for run in earlier)

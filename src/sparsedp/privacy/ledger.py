@@ -38,10 +38,9 @@ def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """A verified ledger.
+    """A verified ledger: its header (of the plan the fingerprint), and what its lines say.
 
     Attributes:
-        unit, units, plan, delta, created: as its header has them; of the plan the fingerprint.
         planned: every phase of the plan as one block.
         block: most steps in a block.
         heads: the hash of every complete line.
@@ -141,11 +140,7 @@ class LedgerState:
 
         Formal guarantees: Of a run stopped early it holds only if the stop did not depend on what was released.
         """
-        chosen = self.delta if delta is None else delta
-        if chosen is None:
-            raise PrivacyError(
-                "delta: the ledger names none; pass delta=, well below 1 / the number of units"
-            )
+        chosen = checks.delta_in_range(self.delta if delta is None else delta)
         return accountant_named(accountant).epsilon(self.events(), chosen)
 
     def check_extends(self, head: str | None, length: int) -> None:
@@ -255,8 +250,7 @@ def _opened(content: dict[str, Any], head: str) -> LedgerState:
     """The state after the header, whose values are checked as a plan's are."""
     if content["format"] != FORMAT or isinstance(content["format"], bool):
         raise PrivacyError(
-            f"got format {content['format']!r}, expected a header of format {FORMAT}; other formats are not read, "
-            "train again"
+            f"got format {content['format']!r}, expected a header of format {FORMAT}; train again"
         )
     phases = tuple(Phase(clip_norm=1.0, **phase) for phase in content["phases"])
     plan = Plan("any", phases, content["units"], 1, content["unit"], content["delta"])
@@ -292,11 +286,8 @@ class Ledger:
     Edge cases:
         With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be run again
         for free. With `state`, of a file that another process writes, it goes on in memory from there. A forked child
-        gets a closed file; one file has one writer.
-
-    Attributes:
-        state: what it holds now.
-        next_step: the first step that can still be released; after `resume`, past the block that was in flight.
+        gets a closed file; one file has one writer. `next_step` is the first step that can still be released: after
+        `resume`, past the block that was in flight.
     """
 
     def __init__(
@@ -330,9 +321,7 @@ class Ledger:
         A closed one is refused, but with `even_closed`, to close it for another plan.
         """
         path, ledger = Path(path), cls(plan, replay=replay)
-        with ledger._opening(
-            path, 0, f"no ledger at {path}: what was spent is unknown, so the run cannot go on"
-        ):
+        with ledger._opening(path, 0, f"no ledger at {path}: what was spent is unknown; restore it"):
             data = path.read_bytes()
             ledger.state = state = parse(data, path.name)
             ledger.next_step = state.charged
@@ -340,9 +329,8 @@ class Ledger:
                 raise PrivacyError(f"{path} belongs to another plan; resume with the plan it was created for")
             if state.closed and not even_closed:
                 raise PrivacyError(
-                    f"{path} was closed: what its run had left was given to the plan "
-                    f"{state.successors[0].fingerprint}, so the run cannot be resumed. "
-                    "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
+                    f"{path} was closed and cannot be resumed: what its run had left was given to the plan "
+                    f"{state.successors[0].fingerprint}; start a run with that one, or pass continue_from="
                 )
             missing = b"" if data.endswith(b"\n") else b"\n"
             ledger._write(missing)

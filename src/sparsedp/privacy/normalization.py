@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, final
 
 from sparsedp import _validate as checks
-from sparsedp._serialization import FrozenMap
+from sparsedp._serialization import FrozenMap, from_json
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy.plan import Phase, set_fields
 
@@ -24,9 +24,8 @@ class PrivateNormalisation:
     """Centre and scale every channel of the inputs by statistics of the training data, released once with noise.
 
     After Tramèr and Boneh (ICLR 2021, Sec. 2.3), whose "BN(8)" is `noise_multiplier=8` here: two Gaussian releases of
-    that noise. Two things differ. The clip norm is given, where their code reads the exact median off the data; and
-    the second release is of root mean squares around the released means, not of mean squares, whose noise drowns
-    every weak channel.
+    that noise. But the clip norm is given, where their code reads the exact median off the data, and the second
+    release is of root mean squares around the released means, where noise on mean squares drowns weak channels.
 
     Attributes:
         noise_multiplier: of each of the two releases.
@@ -47,10 +46,13 @@ class PrivateNormalisation:
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "clip_norm"):
             checks.number(getattr(self, name), f"normalise: {name}", above=0.0)
-        if not isinstance(self.centre, bool):
-            raise PrivacyError(f"normalise: centre: got {self.centre!r}, expected True or False")
         if self.columns is not None:
-            set_fields(self, columns=_distinct(self.columns))
+            columns = {checks.whole(one, "normalise: columns", at_least=0) for one in self.columns}
+            if not columns or len(columns) != len(self.columns):
+                raise PrivacyError(
+                    f"normalise: columns: got {self.columns!r}, expected distinct channels, or None"
+                )
+            set_fields(self, columns=tuple(sorted(columns)))
 
     def phase(self) -> Phase:
         """Two releases over all units before training, or one without a centre."""
@@ -74,18 +76,4 @@ class PrivateNormalisation:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PrivateNormalisation:
         """From names and numbers, as in an experiment file."""
-        known = {entry.name for entry in fields(cls)}
-        if unknown := set(values) - known:
-            raise PrivacyError(f"normalise: got {sorted(unknown)}, expected some of {sorted(known)}")
-        return cls(**values)
-
-
-def _distinct(columns: object) -> tuple[int, ...]:
-    """Distinct numbers of channels, sorted."""
-    listed = columns if isinstance(columns, (list, tuple)) else ()
-    whole = [one for one in listed if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
-    if not listed or len(set(whole)) != len(listed):
-        raise PrivacyError(
-            f"normalise: columns: got {columns!r}, expected distinct numbers of channels, counted from 0, or None"
-        )
-    return tuple(sorted(whole))
+        return from_json(cls, dict(values), "normalise")

@@ -169,9 +169,6 @@ class RowCountSum(BoundedSum):
 
     Formal guarantees:
         Scaled unit by unit, so adding or removing one moves the sum by at most the clip norm.
-
-    Edge cases:
-        A unit that touches nothing, or padding alone, adds zero.
     """
 
     batches: Iterable[MicroBatch]
@@ -282,7 +279,6 @@ def inputs_of(rows: Batch) -> Tensor:
         shaped = isinstance(inputs, Tensor)
         found = f"{inputs.dtype} {tuple(inputs.shape)}" if shaped else type(inputs).__name__
         raise DataError(
-            f"normalise: got inputs {found}, expected batches of (inputs, ...) with inputs of real numbers and shape "
-            "[rows, channels, ...]; leave it out for other data"
+            f"normalise: got inputs {found}, expected real numbers of shape [rows, channels, ...]"
         )
     return inputs

@@ -239,10 +239,12 @@ def continue_runs(
         closed = [
             one.state if one.state.closed else one.state.after(closing_line(plan), "") for one in ledgers
         ]
-        found = chosen.calibrate(plan, closed, split, run)
+        spent = [(one.charged_head, one.committed()) for one in closed]
+        found = chosen.calibrate(plan, spent, split, run)
         lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
         if lost:
-            found = chosen.calibrate(plan, [*closed, *lost], split, run)
+            spent += [(one.fingerprint, one.events()) for one in lost]
+            found = chosen.calibrate(plan, spent, split, run)
         for one, ledger in zip(runs, ledgers, strict=True):
             if found not in ledger.state.successors:
                 ledger.retire(found)
