@@ -6,12 +6,10 @@ import json
 import re
 import shutil
 from collections import Counter
-from datetime import UTC, datetime
 from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,13 +18,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sparsedp
-from runs import FEATURES, ROWS, SETUPS, by_method, finished, fix_releases, loss_fn, rows
+from runs import FEATURES, ROWS, SETUPS, finished, loss_fn, rows
 from sparsedp import DataError, PrivacyError, RunMetadata, SparseDPError, StepReport, write_report
 from sparsedp._files import readable_json
 from sparsedp.loading import DataConfig
-from sparsedp.methods import EverySteps, build_plan, list_methods
-from sparsedp.privacy import ledger
-from sparsedp.randomness import PublicRandomness
+from sparsedp.methods import EverySteps, build_plan
 from sparsedp.report import energy_share, noise_segments, primary_metric
 from sparsedp.report.svg import line_chart, round_axis
 
@@ -312,17 +308,3 @@ def test_line_chart_draws_every_point_inside_its_picture_and_labels_it(values):
     assert "<a>" not in svg
     assert "<b>" not in svg
     assert "-0" not in svg.split("<title>")[0].replace("-0.", "")
-
-
-@pytest.mark.parametrize("method", by_method(method.name for method in list_methods()))
-def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_path, monkeypatch):
-    """With the mechanism's output fixed, two data sets give the same page."""
-    fix_releases(monkeypatch)
-    clock = SimpleNamespace(now=lambda zone: datetime(2025, 1, 1, tzinfo=UTC))
-    monkeypatch.setattr(ledger, "datetime", clock)
-    monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
-    pages = [
-        write_report(finished(method, data_seed=seed, epochs=3, out=tmp_path / name / "run").out).read_bytes()
-        for name, seed in (("one", 1), ("other", 11))
-    ]
-    assert pages[0] == pages[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
+from runs import FEATURES, ROWS, a_trainer, advance, loss_fn, network, rows, weights
 from sparsedp.errors import PrivacyError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import build_plan, get_method
+from sparsedp.methods import build_plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness
-from sparsedp.results import Event, StepReport
 from sparsedp.sampling import PoissonSampler
 from sparsedp.training.trainer import Trainer
 
@@ -78,65 +76,38 @@ def test_what_a_row_draws_does_not_depend_on_its_company(kind, more):
     assert len({tuple(row.tolist()) for row in whole.values()}) == ROWS
 
 
-def test_a_data_set_that_draws_for_some_rows_only_is_noticed_when_it_does():
-    class Rarely(Flips):
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return super().__getitem__(index) if index == 40 else (self.inputs[index], self.targets[index])
-
-    alone, whole = loaded(Rarely(), [40]), loaded(Rarely(), list(range(ROWS)))
-    assert torch.equal(alone[40], whole[40])
-
-
-def trained(
-    dataset: Dataset, *, out: Path | None = None, resume: bool = False, steps: int | None = None, **more
-):
-    row = get_method("dp-sgd")
-    trainer = Trainer(
-        network(dropout=0.3),
-        dataset,
-        loss_fn,
-        plan=a_plan(row),
-        optimizer=sgd,
-        seed=0,
-        run_dir=out,
-        resume=resume,
-        data=DataConfig(**more),
-    )
-    return advance(trainer, steps)
+def trained(dataset, steps=None, *, out=None, resume=False, **loading):
+    how = {"model": network(dropout=0.3), "out": out, "resume": resume, "data": DataConfig(**loading)}
+    return advance(a_trainer("dp-sgd", draw=lambda *_: dataset, evaluate=None, **how), steps)
 
 
 @pytest.mark.parametrize("kind", [Flips, FlipsGathered])
 def test_a_seeded_run_gives_the_same_bits_with_workers_and_resumed(kind, tmp_path):
     whole = weights(trained(kind()).model)
     assert torch.equal(weights(trained(kind(), num_workers=2).model), whole)
-    trained(kind(), out=tmp_path / "run", steps=7).close()
+    trained(kind(), 7, out=tmp_path / "run").close()
     resumed = trained(kind(), out=tmp_path / "run", resume=True, max_physical_batch=64)
     assert torch.equal(weights(resumed.model), whole)
 
 
-class OwnGenerator(Flips):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = np.random.default_rng(0)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index] * float(self.generator.uniform()), self.targets[index]
-
-
 class Remembers(Flips):
-    def __init__(self) -> None:
+    """Items that depend on what was asked before: by a generator of their own, or by the last row."""
+
+    def __init__(self, how: str) -> None:
         super().__init__()
-        self.last = torch.zeros(FEATURES)
+        self.how, self.generator, self.last = how, np.random.default_rng(0), torch.zeros(FEATURES)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        mixed, self.last = self.inputs[index] + 0.3 * self.last, self.inputs[index]
-        return mixed, self.targets[index]
+        row, last = self.inputs[index], self.last
+        self.last = row
+        by = row * float(self.generator.uniform()) if self.how == "generator" else row + 0.3 * last
+        return by, self.targets[index]
 
 
-@pytest.mark.parametrize("kind", [OwnGenerator, Remembers])
-def test_items_that_depend_on_what_was_asked_before_are_refused(kind):
+@pytest.mark.parametrize("how", ["generator", "last row"])
+def test_items_that_depend_on_what_was_asked_before_are_refused(how):
     with pytest.raises(PrivacyError, match="a generator of its own, or remembers"):
-        trained(kind())
+        trained(Remembers(how))
 
 
 def test_a_collate_that_draws_only_in_later_batches_is_refused():
@@ -162,48 +133,32 @@ def test_unseeded_runs_draw_other_masks_and_never_those_of_the_public_seed(tmp_p
     assert not any(key in written or key.hex().encode() in written for key in secrets)
 
 
-def releases_and_batches(first_number: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def releases_and_batches(first_number):
     """The releases of an unseeded run, and the rows of its batches; a row's second number tells which it is."""
-    inputs = torch.stack(
-        [torch.full((ROWS,), first_number), torch.arange(ROWS) / ROWS, *torch.zeros(3, ROWS)], 1
-    )
+    first, second = torch.full((ROWS,), first_number), torch.arange(ROWS) / ROWS
+    data = TensorDataset(torch.stack([first, second, *torch.zeros(3, ROWS)], 1), torch.zeros(ROWS).long())
     releases, batches = [], []
-
-    def watch(event: Event) -> None:
-        if isinstance(event, StepReport):
-            releases.append(event.released.mean)
-
-    trainer = Trainer(
-        network(),
-        TensorDataset(inputs, torch.zeros(ROWS, dtype=torch.int64)),
-        loss_fn,
-        plan=a_plan(get_method("dp-sgd")),
-        optimizer=sgd,
-        callbacks=[watch],
-    )
+    trainer = a_trainer("dp-sgd", seed=None, draw=lambda *_: data, evaluate=None)
     for batch in trainer:
-        parts = list(batch.micro_batches)
+        parts = batch.load_ahead()
         batches.append(torch.cat([torch.empty(0), *(part.rows[0][:, 1] for part in parts)]))
-        object.__setattr__(batch, "micro_batches", iter(parts))
-        trainer.step(batch)
+        releases.append(trainer.step(batch).released.mean)
     return releases, batches
 
 
 @pytest.mark.usefixtures("same_public_seed")
 def test_the_noise_of_an_unseeded_run_cannot_be_made_again_from_its_record():
-    """No row is finite, so that releases are noise alone."""
+    """No row is finite, so that releases are noise alone; on a grid two numbers may meet, once in a million."""
     (one, _), (other, _) = releases_and_batches(math.nan), releases_and_batches(math.nan)
     assert len(one) == len(other) == 15
-    same = [float((a == b).double().mean()) for a, b in zip(one, other, strict=True)]
-    assert max(same) < 0.2  # on a grid two numbers may meet, once in a million
+    assert max(float((a == b).double().mean()) for a, b in zip(one, other, strict=True)) < 0.2
 
 
 @pytest.mark.usefixtures("same_public_seed")
 def test_the_batches_of_an_unseeded_run_cannot_be_made_again_from_its_record():
+    """Of 20 rows of 60: twice the same once in 10^13."""
     (_, one), (_, other) = releases_and_batches(0.0), releases_and_batches(0.0)
-    assert (
-        sum(torch.equal(a, b) for a, b in zip(one, other, strict=True)) <= 1
-    )  # of 20 rows of 60: once in 10^13
+    assert sum(torch.equal(a, b) for a, b in zip(one, other, strict=True)) <= 1
 
 
 TRIALS, COUNT, WIDTH, CLIP = 100, 1000, 40, 1.0
@@ -228,36 +183,24 @@ def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsil
     deviations are 20 more.
     """
     generator = torch.Generator().manual_seed(0)
-    everyone = TensorDataset(
-        3 * torch.randn(COUNT, WIDTH, generator=generator), torch.randint(0, 2, (COUNT,), generator=generator)
-    )
-    method = get_method("dp-sgd")
+    inputs = 3 * torch.randn(COUNT, WIDTH, generator=generator)
+    everyone = TensorDataset(inputs, torch.randint(0, 2, (COUNT,), generator=generator))
+    others = TensorDataset(*(part[1:] for part in everyone.tensors))
     how = {"epochs": 1, "epsilon": 0.5, "delta": 1e-5, "max_grad_norm": CLIP, "accountant": "rdp"}
-    plans = {n: build_plan(method, units=n, batch_size=n, **how) for n in (COUNT - 1, COUNT)}
     right = 0
     for trial in range(TRIALS):
-        member = trial % 2 == 0
-        size = COUNT if member else COUNT - 1
-        dataset = TensorDataset(*(part[COUNT - size :] for part in everyone.tensors))
+        dataset = everyone if (member := trial % 2 == 0) else others
+        size, out = len(dataset), tmp_path / str(trial)
+        plan = build_plan("dp-sgd", units=size, batch_size=size, **how)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, 2))
-        out = tmp_path / str(trial)
-        trainer = Trainer(
-            model,
-            dataset,
-            loss_fn,
-            plan=plans[size],
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
-            run_dir=out if trial < 20 else None,
-        )
+        still = lambda p: torch.optim.SGD(p, lr=0.0)  # noqa: E731
+        trainer = Trainer(model, dataset, loss_fn, plan=plan, optimizer=still, run_dir=out)
         observed = size * trainer.step(next(iter(trainer))).released.dense()
         trainer.finish()
-        public_seed = trainer._public.seed
-        if trial < 20:
-            assert json.loads((out / "record.json").read_text())["public_seed"] == public_seed
-        distances = [
-            float((observed - replayed_sum(public_seed, data, model)).norm())
-            for data in (everyone, TensorDataset(*(part[1:] for part in everyone.tensors)))
-        ]
-        right += (distances[0] < distances[1]) == member
+        public_seed = json.loads((out / "record.json").read_text())["public_seed"]
+        near, far = (
+            float((observed - replayed_sum(public_seed, data, model)).norm()) for data in (everyone, others)
+        )
+        right += (near < far) == member
     assert right <= 62 + 20
