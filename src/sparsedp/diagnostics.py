@@ -6,7 +6,7 @@ Formal guarantees: everything here is computed from released values and public n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -19,16 +19,21 @@ from sparsedp.methods.auto import noise_ratio
 from sparsedp.methods.method import WARM_UP
 from sparsedp.methods.ranking import part_sizes
 from sparsedp.methods.support_scheduler import noise_on_mean
-from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, observed_phase, observed_steps
+from sparsedp.methods.warmup import (
+    MINIMUM_WARMUP,
+    MOST_COORDINATES,
+    RANKINGS,
+    observed_phase,
+    observed_steps,
+)
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A quantity for a uniformly random support: its exact mean and standard deviation."""
+    """What a quantity is by chance, as for a uniformly random support: mean and standard deviation."""
 
     mean: float
     std: float
@@ -37,6 +42,10 @@ class Baseline:
         """The central normal interval at 95 %, cut to [0, 1]."""
         reach = float(special.ndtri(0.975)) * self.std
         return max(0.0, self.mean - reach), min(1.0, self.mean + reach)
+
+    def surprise(self, seen: float) -> float:
+        """How many standard deviations above it a value is."""
+        return (seen - self.mean) / self.std if self.std else math.inf * (seen > self.mean)
 
 
 @final
@@ -93,32 +102,22 @@ class SplitEnergies:
         return NoisyEstimate(float((m1 * m2).sum()), math.sqrt(max(spread, floor)))
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class WarmupStatistics:
-    """Split energies of one warm-up, by ranking, of which `steps` of `planned` were seen, with noise nu_1 on each."""
-
-    splits: Mapping[str, SplitEnergies] = field(repr=False)
-    steps: int
-    planned: int
-    noise_std: float
-
-
-def statistics_of(run: Run) -> WarmupStatistics:
-    """The statistics a run kept.
+def statistics_of(run: Run) -> dict[str, SplitEnergies]:
+    """The split energies of a run's warm-up, by ranking.
 
     Raises:
         DataError: it kept none, and why; or a file is damaged.
     """
-    seen = run.warmup
-    if seen is None:
+    kept = run.warmup
+    if kept is None:
         raise DataError(why_nothing(run))
-    noise = noise_on_mean(run.plan, observed_phase(run.plan))
-    splits = {
-        name: SplitEnergies(order, seen.first, seen.second, noise**2 / seen.even, noise**2 / seen.odd)
-        for name, order in seen.orders.items()
+    variance = noise_on_mean(run.plan, observed_phase(run.plan)) ** 2
+    first, second = kept["first"].double(), kept["second"].double()
+    even, odd = variance / int(kept["even_steps"]), variance / int(kept["odd_steps"])
+    return {
+        score.name: SplitEnergies(kept[f"order.{score.name}"].long(), first, second, even, odd)
+        for score in RANKINGS
     }
-    return WarmupStatistics(splits, seen.steps, observed_steps(run.plan), noise)
 
 
 def why_nothing(run: Run) -> str:
@@ -149,20 +148,7 @@ def proxy_concentration(scores: Tensor, support: Support) -> float:
     return float(support.gather(positive).sum()) / total if total else 0.0
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PureNoise:
-    """What `rho_sig` of the best k of d coordinates is when there is no gradient at all."""
-
-    mean: float
-    std: float
-
-    def surprise(self, seen: float) -> float:
-        """How many standard deviations above pure noise a value is."""
-        return (seen - self.mean) / self.std if self.std else math.inf * (seen > self.mean)
-
-
-def pure_noise(size: int, dimension: int, squares: int) -> PureNoise:
+def pure_noise(size: int, dimension: int, squares: int) -> Baseline:
     """The null of `rho_sig`, for scores that average `squares` independent squares less their expectation.
 
     `squares` is the number of warm-up steps T for the energy score and 1 for the coherent score. With `X = chi2_n/n`,
@@ -177,7 +163,7 @@ def pure_noise(size: int, dimension: int, squares: int) -> PureNoise:
         )
     cut = float(stats.chi2.isf(size / dimension, squares)) / squares if size < dimension else 0.0
     if cut <= 1:
-        return PureNoise(1.0, 0.0)
+        return Baseline(1.0, 0.0)
     top, whole = _partial(cut, squares), _partial(1.0, squares)
     numerator, denominator = top[1] - top[0], whole[1] - whole[0]
     ratio = numerator / denominator
@@ -186,7 +172,7 @@ def pure_noise(size: int, dimension: int, squares: int) -> PureNoise:
     square = (top[2] - 2 * cut * top[1] + cut**2 * top[0]) + ratio**2 * (whole[2] - 2 * whole[1] + whole[0])
     cross = top[2] - (1 + cut) * top[1] + cut * top[0]
     variance = square - 2 * ratio * cross - (excess - ratio * denominator) ** 2
-    return PureNoise(ratio, math.sqrt(max(variance, 0.0) / dimension) / denominator)
+    return Baseline(ratio, math.sqrt(max(variance, 0.0) / dimension) / denominator)
 
 
 def _partial(cut: float, freedom: int) -> tuple[float, float, float]:
@@ -225,54 +211,16 @@ def split_concentration(split: SplitEnergies, size: int, clearly: float = 3.0) -
     return SplitConcentration(NoisyEstimate(share, std), total, ratio)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """`rho_sig` of a run's support, and what pure noise would give."""
-
-    seen: float
-    null: PureNoise
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class RunView:
-    """The public state of a run that diagnostics start from.
-
-    `support` is the last one, `scores` what the last ranking was made from, `ranking` the method's as the record
-    describes it. `learning_rate` is `eta/(1 - momentum)` of SGD, by which a constant gradient moves in the long run;
-    None for other optimizers.
-    """
-
-    plan: Plan
-    support: Support
-    scores: Tensor | None
-    ranking: Mapping[str, Any] | None
-    learning_rate: float | None = None
-
-    @classmethod
-    def of(cls, run: Run) -> RunView:
-        """What a run's folder holds."""
-        rate = _rate(run.record["settings"]["optimizer"])
-        return cls(run.plan, run.active, run.scores, run.method["ranking"], rate)
-
-    def proxy(self) -> Proxy | None:
-        """DP-visible concentration against its null; None without a warm-up or for scores that are no energies."""
-        warm_up = next((phase for phase in self.plan.phases if phase.name == WARM_UP.name), None)
-        if self.scores is None or self.ranking is None or warm_up is None:
-            return None
-        squares = {"energy": warm_up.steps, "coherent": 1}.get(self.ranking["name"])
-        if squares is None:
-            return None
-        null = pure_noise(self.support.size, self.support.dimension, squares)
-        return Proxy(proxy_concentration(self.scores, self.support), null)
-
-
-def _rate(optimizer: Mapping[str, Any]) -> float | None:
-    if optimizer["class"] != "SGD" or not optimizer["groups"]:
+def proxy_of(run: Run) -> tuple[float, Baseline] | None:
+    """`rho_sig` of a run's support and what pure noise gives; None without a warm-up or for scores of no energies."""
+    warm_up = next((phase for phase in run.plan.phases if phase.name == WARM_UP.name), None)
+    scores, ranking, support = run.scores, run.method["ranking"], run.active
+    if scores is None or ranking is None or warm_up is None:
         return None
-    group = optimizer["groups"][0]
-    return float(group["lr"]) / (1 - float(group.get("momentum", 0.0)))
+    squares = {"energy": warm_up.steps, "coherent": 1}.get(ranking["name"])
+    if squares is None:
+        return None
+    return proxy_concentration(scores, support), pure_noise(support.size, support.dimension, squares)
 
 
 @final
@@ -323,6 +271,10 @@ class LayerShare:
         return self.active / self.size if self.size else 0.0
 
 
+DENSE_LOOK = 5
+"""A dense run is looked at as if it kept one coordinate in this many."""
+
+
 def support_per_layer(support: Support, layout: ParameterLayout) -> tuple[LayerShare, ...]:
     """How many coordinates of each parameter are active."""
     masks = support.per_parameter(layout)
@@ -335,57 +287,43 @@ DENSE_LOOK = 5
 
 @final
 @dataclass(frozen=True, slots=True)
-class NoiseFacts:
-    """What the plan says of the last phase: nu, `k nu^2`, `d nu^2`, and r for parts of the model and the support."""
-
-    noise_std: float
-    sparse_energy: float
-    dense_energy: float
-    noise_ratios: Mapping[str, float]
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class Visible:
     """The DP-visible diagnostics of a run.
 
     Attributes:
-        size: k of the support that is looked at: the last one, or a fifth of the coordinates of a dense run.
-        dimension: d.
-        proxy: `rho_sig` against its pure-noise null; None for rankings that are no energies.
-        splits: by ranking, the share of energy the best k hold by the split estimate; compare with k/d.
+        k: size of the last support.
+        d: how many coordinates there are.
+        shown: the size that the estimates are for: k, or a fifth of the coordinates of a dense run.
+        proxy: `rho_sig` and its pure-noise null; None for rankings that are no energies.
+        splits: by ranking, the share of energy the best `shown` hold by the split estimate.
         missing: why there is no split estimate; None if there is one.
         layers: the last support by parameter.
-        overlaps: pairs of supports by name, and what they share.
-        noise: what the plan says.
+        overlaps: the last support and what the warm-up's rankings would keep, by ranking.
+        noise_std: the noise nu of the last phase on a coordinate; k nu^2 and d nu^2 follow.
+        noise_ratios: r for parts of the model and the support.
         decisions: what each round of `tp-adaptive` kept and why, with the mixture that it fitted.
     """
 
-    size: int
-    dimension: int
-    proxy: Proxy | None
+    k: int
+    d: int
+    shown: int
+    proxy: tuple[float, Baseline] | None
     splits: Mapping[str, SplitConcentration]
     missing: str | None
     layers: tuple[LayerShare, ...] = field(repr=False)
-    overlaps: tuple[tuple[str, str, Overlap], ...]
-    noise: NoiseFacts
+    overlaps: Mapping[str, Overlap]
+    noise_std: float
+    noise_ratios: Mapping[str, float]
     decisions: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        proxy = self.proxy
+        seen, null = self.proxy or (0.0, Baseline(0.0, 0.0))
+        proxy = {"seen": seen, "null": asdict(null), "surprise": null.surprise(seen)}
         return {
-            "k": self.size,
-            "d": self.dimension,
-            "proxy": None
-            if proxy is None
-            else {**asdict(proxy), "surprise": proxy.null.surprise(proxy.seen)},
-            "splits": {name: asdict(split) for name, split in self.splits.items()},
-            "missing": self.missing,
+            **asdict(self),
+            "proxy": proxy if self.proxy else None,
             "layers": [{**asdict(layer), "active_ratio": layer.active_ratio} for layer in self.layers],
-            "overlaps": [{"first": a, "second": b, **asdict(shared)} for a, b, shared in self.overlaps],
-            "noise": asdict(self.noise),
-            "decisions": list(self.decisions),
         }
 
 
@@ -398,48 +336,24 @@ def inspect_run(folder: Path | str) -> Visible:
         DataError: there is no run, or one of its files is damaged.
     """
     run = Run.open(folder)
-    view = RunView.of(run)
-    d = view.support.dimension
-    size = shown_size(view.support)
-    found, missing = (None, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
+    support, plan = run.active, run.plan
+    shown = max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
+    splits, missing = ({}, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
+    sizes = part_sizes(run.layout) | {"support": support.size}
     return Visible(
-        size=size,
-        dimension=d,
-        proxy=view.proxy(),
-        splits={}
-        if found is None
-        else {name: split_concentration(split, size) for name, split in found.splits.items()},
+        k=support.size,
+        d=support.dimension,
+        shown=shown,
+        proxy=proxy_of(run),
+        splits={name: split_concentration(split, shown) for name, split in splits.items()},
         missing=missing,
-        layers=support_per_layer(view.support, run.layout),
-        overlaps=tuple(_overlaps(view.support, found)),
-        noise=_noise(view, run.layout),
+        layers=support_per_layer(support, run.layout),
+        overlaps={
+            name: overlap(support, split.support(shown))
+            for name, split in splits.items()
+            if not support.is_full
+        },
+        noise_std=noise_on_mean(plan, plan.phases[-1]),
+        noise_ratios={name: noise_ratio(plan, count) for name, count in sizes.items() if count},
         decisions=tuple(run.checkpoint.state["controller"]["values"].get("decisions", ())),
-    )
-
-
-def shown_size(support: Support) -> int:
-    """How many coordinates the statistics are of: k, or a fifth of the coordinates of a dense run."""
-    return max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
-
-
-def _overlaps(support: Support, found: WarmupStatistics | None) -> Iterator[tuple[str, str, Overlap]]:
-    """The last support against what the warm-up's rankings would keep."""
-    if not support.is_full:
-        for name, split in {} if found is None else found.splits.items():
-            yield (
-                "last support",
-                f"{name}, by half a warm-up",
-                overlap(support, split.support(support.size)),
-            )
-
-
-def _noise(view: RunView, layout: ParameterLayout) -> NoiseFacts:
-    phase, k, d = view.plan.phases[-1], view.support.size, view.support.dimension
-    nu = noise_on_mean(view.plan, phase)
-    sizes = part_sizes(layout) | {"support": k}
-    return NoiseFacts(
-        nu,
-        k * nu**2,
-        d * nu**2,
-        {name: noise_ratio(view.plan, size) for name, size in sizes.items() if size},
     )

@@ -18,7 +18,6 @@ from torch import nn
 from sparsedp._files import write_json
 from sparsedp.batch import LossFunction, MicroBatch, per_sample_loss
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import RunView
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
@@ -118,9 +117,9 @@ def diagnose_nonprivate(
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     """
     require_one_process("the diagnosis")
-    view = RunView.of(Run.open(folder))
+    run = Run.open(folder)
     load_weights(folder, model)
-    values, remarks = _measurements(folder, model.eval(), loss, batches, view, fresh)
+    values, remarks = _measurements(folder, model.eval(), loss, batches, run, fresh)
     lost = [name for name, value in values.items() if not math.isfinite(value)]
     document = {
         "format": 1,
@@ -139,12 +138,12 @@ def _measurements(
     model: nn.Module,
     loss: LossFunction,
     batches: Sequence[MicroBatch],
-    view: RunView,
+    run: Run,
     fresh: nn.Module | None,
 ) -> tuple[dict[str, float], list[str]]:
     """Values by name, and what could not be computed."""
-    public, support = PublicRandomness(0), view.support
-    engine, phase = make_engine(model, loss), view.plan.phases[-1]
+    public, support = PublicRandomness(0), run.active
+    engine, phase = make_engine(model, loss), run.plan.phases[-1]
     gradient, few = mean_gradient(engine, batches), _some(batches, _UNIT_ROWS)
     energies = gradient**2
     low, high = random_capture(energies, support.size).interval()
@@ -165,7 +164,7 @@ def _measurements(
         return values, ["No bounds: this run did not clip."]
     clip = FlatClip(phase.clip_norm)
     clipped = mean_gradient(engine, batches, clip)
-    step = one_step(clipped, support, noise_on_mean(view.plan, phase))
+    step = one_step(clipped, support, noise_on_mean(run.plan, phase))
     retained = retained_energy(clipped, support)
     report = clipping_report(engine, few, support, clip)
     values |= {
@@ -199,7 +198,7 @@ def _measurements(
         unit_variance=max((point.unit_variance for point in along), default=report.unit_variance),
     )
     values |= {"loss where the run began": start, "loss at the final weights": measured.end_loss}
-    bounds, remarks = bounds_of(measured, view)
+    bounds, remarks = bounds_of(measured, run)
     return {**values, **bounds}, remarks
 
 
@@ -230,9 +229,18 @@ class Measured:
     unit_variance: float
 
 
-def bounds_of(m: Measured, view: RunView) -> tuple[dict[str, float], list[str]]:
+def _long_run_rate(run: Run) -> float | None:
+    """`eta/(1 - momentum)` of SGD, by which a constant gradient moves in the long run; None for other optimizers."""
+    optimizer = run.record["settings"]["optimizer"]
+    if optimizer["class"] != "SGD" or not optimizer["groups"]:
+        return None
+    group = optimizer["groups"][0]
+    return float(group["lr"]) / (1 - float(group.get("momentum", 0.0)))
+
+
+def bounds_of(m: Measured, run: Run) -> tuple[dict[str, float], list[str]]:
     """Every bound that can be stated for the run's last phase, and remarks."""
-    phase, eta = view.plan.phases[-1], view.learning_rate
+    phase, eta = run.plan.phases[-1], _long_run_rate(run)
     if phase.clip_norm is None or eta is None:
         return {}, [
             "No bounds: they are for SGD with clipping, and this run had another optimizer or no clip."
@@ -252,16 +260,16 @@ def bounds_of(m: Measured, view: RunView) -> tuple[dict[str, float], list[str]]:
     if phase.geometry != "identity":
         remarks.append("The bounds are for gradients as they are; this run standardized them.")
     return {
-        **_rs(m, view, phase, eta),
-        **_adadpigu(m, view, phase, eta),
-        **_tp_topk(m, view, phase, eta),
+        **_rs(m, run, phase, eta),
+        **_adadpigu(m, run, phase, eta),
+        **_tp_topk(m, run, phase, eta),
     }, remarks
 
 
-def _rs(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float]:
+def _rs(m: Measured, run: Run, phase: Phase, eta: float) -> dict[str, float]:
     """RS: Delta_C, Delta_sigma, r* and the bounds of its theorems at the run's rate of frozen coordinates."""
-    plan, d, clip = view.plan, view.support.dimension, phase.clip_norm or 1.0
-    rate, batch = 1 - view.support.active_ratio, plan.expected_batch_size(phase)
+    plan, d, clip = run.plan, run.active.dimension, phase.clip_norm or 1.0
+    rate, batch = 1 - run.active.active_ratio, plan.expected_batch_size(phase)
     share = m.kappa or math.sqrt(1 - rate)
     seen: Any = {
         "loss_gap": m.start_loss, "smoothness": m.smoothness, "dimension": d, "batch_size": batch,
@@ -294,9 +302,9 @@ def _rs(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float
     return found
 
 
-def _adadpigu(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float]:
+def _adadpigu(m: Measured, run: Run, phase: Phase, eta: float) -> dict[str, float]:
     """AdaDPIGU: Theorems 13, 16 and 17."""
-    clip, active, batch = phase.clip_norm or 1.0, view.support.size, view.plan.expected_batch_size(phase)
+    clip, active, batch = phase.clip_norm or 1.0, run.active.size, run.plan.expected_batch_size(phase)
     rate: Any = {"smoothness": m.smoothness, "learning_rate": eta, "clip_norm": clip}
     found = {
         "bound of AdaDPIGU, Theorem 13": alignment_bound(loss_gap=m.start_loss, steps=phase.steps, **rate),
@@ -314,7 +322,7 @@ def _adadpigu(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str,
     return found
 
 
-def _tp_topk(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, float]:
+def _tp_topk(m: Measured, run: Run, phase: Phase, eta: float) -> dict[str, float]:
     """TP-TopK: the four terms of Theorem 6.3, their sum, and Corollary 6.6."""
     terms = projected_bound(
         loss_gap=m.start_loss,
@@ -322,9 +330,9 @@ def _tp_topk(m: Measured, view: RunView, phase: Phase, eta: float) -> dict[str, 
         learning_rate=min(eta, 1 / m.smoothness),
         steps=phase.steps,
         squared_biases=m.squared_biases,
-        batch_variance=m.unit_variance / view.plan.expected_batch_size(phase),
-        mean_active=view.support.size,
-        noise_std=noise_on_mean(view.plan, phase),
+        batch_variance=m.unit_variance / run.plan.expected_batch_size(phase),
+        mean_active=run.active.size,
+        noise_std=noise_on_mean(run.plan, phase),
     )
     found = {
         "Theorem 6.3, progress": terms.progress,

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import RunView, overlap, support_per_layer
+from sparsedp.diagnostics import overlap, support_per_layer
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.run import Run
@@ -27,7 +27,7 @@ from sparsedp_experiments.theory.criteria import (
     recovery_curve,
     trajectory_capture,
 )
-from sparsedp_experiments.theory.diagnose import diagnose_nonprivate
+from sparsedp_experiments.theory.diagnose import _long_run_rate, diagnose_nonprivate
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
     Snapshot,
@@ -42,10 +42,11 @@ from sparsedp_experiments.theory.trajectory import (
 )
 
 
-def a_run(out, method):
+def a_run(out, method, **more):
     return sparsedp.fit(
         network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
         delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
+        **more,
     )  # fmt: skip
 
 
@@ -55,21 +56,16 @@ def run(tmp_path_factory):
     return out, a_run(out, "tp-topk")
 
 
-def test_the_view_is_the_runs_public_state_and_its_proxy_has_a_null(run):
-    out, result = run
-    view = RunView.of(Run.open(out))
-    assert view.support == result.support
-    assert torch.equal(view.scores, result.scores)
-    proxy = view.proxy()
-    positive = result.scores.clamp(min=0)
-    assert proxy.seen == pytest.approx(float(positive[view.support.indices].sum() / positive.sum()))
-    assert 0.5 < proxy.null.mean < 1
-
-
-def test_methods_without_scores_have_no_proxy(tmp_path):
-    for method in ("tp-rand", "dp-sgd"):
-        a_run(tmp_path / method, method)
-        assert RunView.of(Run.open(tmp_path / method)).proxy() is None
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9), 2.0),
+        (lambda p: torch.optim.Adam(p, lr=0.2), None),
+    ],
+)
+def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, rate):
+    a_run(tmp_path / "run", "dp-sgd", optimizer=optimizer)
+    assert _long_run_rate(Run.open(tmp_path / "run")) == pytest.approx(rate)
 
 
 def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):

@@ -202,14 +202,16 @@ def diagnose(run: Run, as_json: Json = False) -> None:
 
 
 def _show_support(seen: Visible, screen: Console) -> None:
-    k, d, noise = seen.size, seen.dimension, seen.noise
+    k, d, energy = seen.k, seen.d, seen.noise_std**2
     screen.print(
         f"[bold]Support[/bold]: {k:,} of {d:,} coordinates, {percent(k / d)}. From releases alone: free."
     )
+    if k == d:
+        screen.print(f"Every coordinate is trained. Below: what a support of {seen.shown:,} would have held.")
     if seen.proxy is not None:
-        null = seen.proxy.null
+        share, null = seen.proxy
         screen.print(
-            f"Proxy concentration rho_sig {percent(seen.proxy.seen)}; pure noise gives {percent(null.mean)} "
+            f"Proxy concentration rho_sig {percent(share)}; pure noise gives {percent(null.mean)} "
             f"(give or take {percent(2 * null.std)})."
         )
     if seen.missing is not None:
@@ -218,11 +220,11 @@ def _show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"Step {decision['step']}: keeps {decision['reason']}.", markup=False, soft_wrap=True)
     _show_support_tables(seen, screen)
     screen.print(
-        f"Noise energy of a step: {significant(noise.sparse_energy)} on the support, "
-        f"{significant(noise.dense_energy)} on all coordinates."
+        f"Noise energy of a step: {significant(k * energy)} on the support, "
+        f"{significant(d * energy)} on all coordinates."
     )
-    if noise.noise_ratios:
-        parts = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in noise.noise_ratios.items())
+    if seen.noise_ratios:
+        parts = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in seen.noise_ratios.items())
         screen.print(f"A step's noise over its clip norm, r: {parts}.")
 
 
@@ -236,7 +238,7 @@ def _show_support_tables(seen: Visible, screen: Console) -> None:
                 value = percent(share.value)
                 interval = f"{percent(share.value - reach)} to {percent(share.value + reach)}"
             rows.append((name, value, interval, percent(split.active_ratio)))
-        best = percent(seen.size / seen.dimension)
+        best = percent(seen.shown / seen.d)
         title = f"Energy in the best {best}: ranked and measured by different steps"
         screen.print(numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows))
     layers = [
@@ -247,11 +249,12 @@ def _show_support_tables(seen: Visible, screen: Console) -> None:
     screen.print(numbers_table("Active coordinates by parameter", columns, layers))
     if seen.overlaps:
         shared = []
-        for first, second, found in seen.overlaps[:MAX_ROWS]:
+        for ranking, found in seen.overlaps.items():
             chance = " to ".join(map(percent, found.random.interval()))
-            shared.append((first, second, percent(found.share), chance, percent(found.churn)))
-        headings = ("supports", "", "shared", "by chance, 95 %", "dropped")
-        screen.print(numbers_table("Overlap", headings, shared, 2))
+            name = f"{ranking}, by half a warm-up"
+            shared.append((name, percent(found.share), chance, percent(found.churn)))
+        headings = ("last support and", "shared", "by chance, 95 %", "dropped")
+        screen.print(numbers_table("Overlap", headings, shared))
 
 
 def audit(

@@ -7,7 +7,6 @@ second half each give a mean gradient, whose product estimates energies without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -26,38 +25,6 @@ DENSE_SHARE = 0.3
 MOST_COORDINATES = 20_000_000
 """Beyond, nothing is kept: it takes 32 bytes a coordinate while the warm-up is on, and 16 afterwards."""
 _COUNTS = ("rank_steps", "even_steps", "odd_steps")
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class WarmupSeen:
-    """A warm-up that is over.
-
-    Attributes:
-        orders: coordinates, best first, by the first half; for each ranking.
-        first: mean released gradient of the second half's even steps.
-        second: of its odd steps.
-        even: how many even steps there were.
-        odd: how many odd ones.
-        steps: how many steps were seen in all.
-    """
-
-    orders: Mapping[str, Tensor] = field(repr=False)
-    first: Tensor = field(repr=False)
-    second: Tensor = field(repr=False)
-    even: int
-    odd: int
-    steps: int
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> WarmupSeen | None:
-        """What a watch's state holds; None while it is not over, and for a run that kept nothing."""
-        if "first" not in tensors:
-            return None
-        orders = {score.name: tensors[f"order.{score.name}"].long() for score in RANKINGS}
-        ranked, even, odd = (int(tensors[name]) for name in _COUNTS)
-        first, second = tensors["first"].double(), tensors["second"].double()
-        return cls(orders, first, second, even, odd, ranked + even + odd)
 
 
 @final

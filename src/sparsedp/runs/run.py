@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.support_scheduler import WARMUP
-from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
 from sparsedp.privacy.ledger import Ledger, LedgerState, closing_line
@@ -103,9 +102,9 @@ class Run:
         return found
 
     @cached_property
-    def warmup(self) -> WarmupSeen | None:
+    def warmup(self) -> Mapping[str, Tensor] | None:
         """Statistics of its warm-up; None before its end, and for a run without."""
-        return WarmupSeen.of(self._watched)
+        return self._watched if "first" in self._watched else None
 
     @property
     def warming_up(self) -> bool:
