@@ -275,7 +275,7 @@ def _rs(m: Measured, run: Run, phase: Phase, eta: float) -> dict[str, float]:
         "loss_gap": m.start_loss, "smoothness": m.smoothness, "dimension": d, "batch_size": batch,
         "steps": phase.steps,
     }  # fmt: skip
-    run = Descent(
+    descent = Descent(
         **seen, learning_rate=eta, clip_norm=clip, noise_multiplier=phase.gradient_noise,
         symmetry_error=m.symmetry_error,
     )  # fmt: skip
@@ -283,21 +283,21 @@ def _rs(m: Measured, run: Run, phase: Phase, eta: float) -> dict[str, float]:
         **seen, deviation_bound=m.largest_deviation, noise_std=phase.gradient_noise * clip, rate=rate
     )
     found = {
-        "Delta_C (RS)": run.enlarged,
-        "Delta_sigma (RS)": run.noise,
-        "best share to freeze, r* (RS)": run.best_rate,
+        "Delta_C (RS)": descent.enlarged,
+        "Delta_sigma (RS)": descent.noise,
+        "best share to freeze, r* (RS)": descent.best_rate,
         "kappa (RS), measured or sqrt(k/d)": share,
         "bound of RS, Theorem 3.2 (noise, no clip)": unclipped,
-        "bound of RS, Theorem 3.4 (clip, no noise)": run.clipped_bound(share),
-        "bound of RS, Theorem 3.5": run.private_bound(rate, share),
-        "bound of RS, eq. 15 (all coordinates)": run.private_bound(0.0, 1.0),
+        "bound of RS, Theorem 3.4 (clip, no noise)": descent.clipped_bound(share),
+        "bound of RS, Theorem 3.5": descent.private_bound(rate, share),
+        "bound of RS, eq. 15 (all coordinates)": descent.private_bound(0.0, 1.0),
     }
     epsilon, delta, q = plan.target_epsilon, plan.delta, phase.sampling_rate
     if epsilon and delta:
         # The constant of Abadi et al. that gives the plan's own noise.
         constant = phase.noise_multiplier * epsilon / (q * math.sqrt(phase.steps * math.log(1 / delta)))
         found["bound of RS, Corollary C.1.1"] = budget_bound(
-            run, rate, share, epsilon=epsilon, delta=delta, sampling_rate=q, constant=constant
+            descent, rate, share, epsilon=epsilon, delta=delta, sampling_rate=q, constant=constant
         )
     return found
 

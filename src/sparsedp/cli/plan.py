@@ -150,7 +150,7 @@ def _spec(
 ) -> tuple[PlanConfig, str | None]:
     """What is planned, and why its method if that was left open."""
     from sparsedp.methods import PlanConfig, get_method
-    from sparsedp.methods.auto import AUTO_METHOD, choose_method, reason_of
+    from sparsedp.methods.auto import AUTO_METHOD, choose_method
     from sparsedp.methods.plan_config import METHOD
 
     changes = {} if active_ratio is None else {"active_ratio": active_ratio}
@@ -159,8 +159,8 @@ def _spec(
     if changes:
         row = get_method(METHOD, **changes)
         return PlanConfig.asked(row, **asked), "a support, as --active-ratio was given"
-    spec = PlanConfig.asked(choose_method(dimension, **asked), **asked)
-    return spec, reason_of(spec, dimension)
+    row, reason = choose_method(dimension, **asked)
+    return PlanConfig.asked(row, **asked), reason
 
 
 def count_active(method: Method, dimension: int) -> int | None:
@@ -214,7 +214,7 @@ def quote(spec: PlanConfig, d: int, other_budgets: Iterable[float]) -> dict[str,
                 "which": name,
                 "coordinates": count,
                 "noise_ratio": noise_ratio(plan, count),
-                "means": meaning_of(plan, count, whole=name == "all"),
+                "means": meaning_of(noise_ratio(plan, count)),
             }
             for name, count in counts.items()
         ],

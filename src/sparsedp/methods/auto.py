@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from dataclasses import replace
 from typing import Unpack
 
 from torch import nn
@@ -39,15 +38,10 @@ AUDIBLE, SOME = 0.05, 500
 MANY_UNITS = 10_000
 """Units from which on it was harmless: on the fingerprints of 6,200 molecules it lost 1.2 to 1.4 points of AUC."""
 
-_OF_THE_WHOLE = (
+_MEANINGS = (
     "small: training all of them is as good as any part, and sparse supports save only time",
-    "large: a learned support of two fifths was level with all of them in our tables",
-    "too large: train less (of a pretrained network its head, of tables their frequent rows), or larger batches",
-)
-_OF_A_PART = (
-    "small: noise is no reason to train less than that",
     "large: a step's noise is more than half of what a clipped gradient can be",
-    "too large: a step's noise is more than any clipped gradient can be; larger batches make it less",
+    "too large: a step's noise is more than any clipped gradient can be; train less, or take larger batches",
 )
 
 
@@ -61,19 +55,9 @@ def noise_ratio(plan: Plan, active: int) -> float:
     return noise_on_mean(plan, phase) * math.sqrt(active) / phase.clip_norm
 
 
-def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:
-    """What the noise ratio of so many coordinates means, after docs/pretrained.md and docs/results.md.
-
-    The tables go by r of the whole model, so of a part or a support only the noise itself is spoken of.
-    """
-    ratio = noise_ratio(plan, active)
-    small, large, too_large = _OF_THE_WHOLE if whole else _OF_A_PART
-    return small if ratio < MIN_NOISE_RATIO else large if ratio < MAX_NOISE_RATIO else too_large
-
-
-def pays(ratio: float, dimension: int) -> bool:
-    """Whether a support of a network can pay: many coordinates, and noise that leaves something to choose by."""
-    return dimension >= MANY and MIN_NOISE_RATIO <= ratio < MAX_NOISE_RATIO
+def meaning_of(ratio: float) -> str:
+    """What a noise ratio means, after the tables of docs/results.md, which go by the whole model."""
+    return _MEANINGS[(ratio >= MIN_NOISE_RATIO) + (ratio >= MAX_NOISE_RATIO)]
 
 
 def is_linear(model: nn.Module) -> bool:
@@ -84,29 +68,29 @@ def is_linear(model: nn.Module) -> bool:
     return len(trained) == 1 and isinstance(trained[0], nn.Linear)
 
 
-def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Method:
+def _chosen(dense: Plan, dimension: int, linear: bool) -> Method:
     """What "auto" takes where dense training has this plan: a learned support where one can pay, else all."""
-    ratio = noise_ratio(dense, dimension)
+    ratio, all_of_them = noise_ratio(dense, dimension), get_method("dp-sgd")
     if dense.phases[-1].steps < ENOUGH_STEPS or ratio >= MAX_NOISE_RATIO:
-        return get_method("dp-sgd")
+        return all_of_them
     if linear:
         tried = ratio >= AUDIBLE and dimension >= SOME and dense.units >= MANY_UNITS
-        return ADAPTIVE if tried else get_method("dp-sgd")
-    sparse = get_method(SPARSE, active_ratio=SPARSE_RATIO)
-    return sparse if pays(ratio, dimension) else get_method("dp-sgd")
+        return ADAPTIVE if tried else all_of_them
+    pays = ratio >= MIN_NOISE_RATIO and dimension >= MANY
+    return get_method(SPARSE, active_ratio=SPARSE_RATIO) if pays else all_of_them
 
 
 def choose_method(
     dimension: int, *, linear: bool = False, units: int, unit_name: str = "row", **asked: Unpack[PlanArgs]
-) -> Method:
-    """A learned support where a step's noise is audible beside the clip norm, else dense DP-SGD.
+) -> tuple[Method, str]:
+    """A learned support where a step's noise is audible beside the clip norm, else dense DP-SGD; and why.
 
     Args:
         dimension: number of trainable scalars.
         linear: whether they are one linear layer (`is_linear`).
-        units: as for `PlanConfig.asked`.
-        unit_name: as for `PlanConfig.asked`.
-        asked: as for `PlanConfig.asked`.
+        units: as for `PlanConfig.asked`, and so the rest.
+        unit_name: what a unit is called.
+        asked: what else is asked of the plan.
 
     Formal guarantees: Only public numbers are looked at: size of the model, number of units, batch size,
     epochs and budget.
@@ -120,31 +104,18 @@ def choose_method(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # the plan that is made in the end warns
         dense = PlanConfig.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
-    method = method_beside(dense, dimension, linear=linear)
-    logger.info("method auto: %s: %s", method.name, _reason(method, dense, dimension, linear=linear))
-    return method
-
-
-def reason_of(spec: PlanConfig, dimension: int, *, linear: bool = False) -> str:
-    """Why "auto" took the method of `spec` for a model of so many trained scalars."""
-    bounds = spec.clip_norm
-    main_bound = bounds[-1] if isinstance(bounds, tuple) and not isinstance(bounds[-1], tuple) else bounds
-    dense = replace(spec, method=get_method("dp-sgd"), clip_norm=main_bound).plan()
-    if spec.method != method_beside(dense, dimension, linear=linear):
-        return "a support, as what was said of one asks for it"
-    return _reason(spec.method, dense, dimension, linear=linear)
-
-
-def _reason(method: Method, dense: Plan, dimension: int, *, linear: bool) -> str:
+    method = _chosen(dense, dimension, linear)
     what = {
         SPARSE: f"a learned support of ratio {SPARSE_RATIO}",
         ADAPTIVE.name: "a learned support, of a size that its releases decide",
     }
     low, least = (AUDIBLE, SOME) if linear else (MIN_NOISE_RATIO, MANY)
-    return (
+    reason = (
         f"{what.get(method.name, 'dense')}, as the noise of a dense step on {dimension:,} coordinates is "
         f"{noise_ratio(dense, dimension):.2f} of the clip norm; a support of "
         f"{'one linear layer' if linear else 'a network'} is learned where that is {low:g} to {MAX_NOISE_RATIO:g}, "
         f"of {least:,} coordinates or more{f', from {MANY_UNITS:,} units or more' * linear} and in "
         f"{ENOUGH_STEPS} steps or more"
     )
+    logger.info("method auto: %s: %s", method.name, reason)
+    return method, reason

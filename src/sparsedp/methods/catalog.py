@@ -15,7 +15,7 @@ from sparsedp.methods.method import (
     OffSupport,
 )
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.registry import Registry
+from sparsedp.methods.registry import add_named, find_named
 from sparsedp.methods.schedules import EqualParts, EverySteps, GradualCooling, ProgressiveUnfreezing, Refresh
 from sparsedp.methods.scores import (
     Coherent,
@@ -79,9 +79,7 @@ _ROWS = (
 )
 # fmt: on
 
-_METHODS: Registry[Method] = Registry("method", "register_method")
-for _row in _ROWS:
-    _METHODS.register(_row)
+_METHODS = {row.name: row for row in _ROWS}
 
 
 def register_method(method: Method) -> Method:
@@ -90,7 +88,7 @@ def register_method(method: Method) -> Method:
     Raises:
         SparseDPError: the name is taken by another method.
     """
-    return _METHODS.register(method)
+    return add_named(_METHODS, method.name, method, "method")
 
 
 def get_method(name: str, **changes: Any) -> Method:
@@ -102,9 +100,9 @@ def get_method(name: str, **changes: Any) -> Method:
     Raises:
         SparseDPError: there is none, or a field is unknown or gets a value that it does not take.
     """
-    return _METHODS.get(name).changed(**changes)
+    return find_named(_METHODS, name, "method").changed(**changes)
 
 
 def list_methods() -> tuple[Method, ...]:
     """Every registered method, by name."""
-    return tuple(_METHODS.get(name) for name in _METHODS.names())
+    return tuple(_METHODS[name] for name in sorted(_METHODS))

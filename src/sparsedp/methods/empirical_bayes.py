@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.methods.ranking import Order
-from sparsedp.methods.scores import NoisyGradient, Ranking, RankingContext, RankingState, register_ranking
+from sparsedp.methods.scores import Coherent, NoisyGradient, RankingContext, RankingState, register_ranking
 from sparsedp.parameters import ParameterLayout
 
 SMALLEST = 0.25
@@ -54,11 +54,11 @@ class NormalMixture:
 
         Coordinates that look alike are counted together first, so the cost hardly grows with their number.
 
-        Edge cases: Without coordinates, or without noise, nothing is known to be noise and all share is wide.
+        Edge cases: Without noise there is nothing to learn: `posterior` leaves such sums as they are.
         """
         noisy = noise_variance > 0
         if not bool(noisy.any()):
-            return cls((0.0, math.inf), (0.0, 1.0))
+            return cls((0.0,), (1.0,))
         values, noise, counts = _alike(values[noisy], noise_variance[noisy])
         unit = float((noise * counts).sum() / counts.sum())
         largest = math.sqrt(float((values.square() / unit).max()))
@@ -75,11 +75,6 @@ class NormalMixture:
                 break
         return cls(tuple(grid), tuple(shares.tolist()))
 
-    @property
-    def share_at_zero(self) -> float:
-        """The share of coordinates without signal."""
-        return self.shares[0]
-
     def posterior(self, values: Tensor, noise_variance: Tensor) -> tuple[Tensor, Tensor]:
         """For each coordinate `E[signal | sum] / sum`, in [0, 1], and `E[signal^2 | sum]`."""
         factors, energies = torch.ones_like(values), values.square()
@@ -89,8 +84,6 @@ class NormalMixture:
         return factors, energies
 
     def _posterior(self, values: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        if math.isinf(self.variances[-1]):
-            return torch.ones_like(values), values.square()
         variances = torch.tensor(self.variances, dtype=torch.float64)
         shares = torch.tensor(self.shares, dtype=torch.float64)
         responsibility = _likelihood(values, noise, variances) * shares
@@ -123,22 +116,21 @@ class Decision:
     @property
     def reason(self) -> str:
         """Why so many were kept, in one line."""
+        spread = f"the signal is spread over {self.spread:.2g} of them"
+        if self.spread > MOST_SPREAD:
+            return f"all {self.of:,} coordinates: {spread}, more than {MOST_SPREAD:g}"
         if self.kept == self.of:
-            why = f"spread over {self.spread:.2g} of them, more than {MOST_SPREAD:g}" * (
-                self.spread > MOST_SPREAD
-            )
-            return f"all {self.of:,} coordinates: the signal is {why or 'strong enough in all of them'}"
+            return f"all {self.of:,} coordinates: the signal is strong enough in all of them"
         return (
-            f"{self.kept:,} of {self.of:,} coordinates: the signal is spread over {self.spread:.2g} of them "
-            "(a share of "
-            f"{self.mixture.share_at_zero:.2f} has none), and the others are not worth their noise"
+            f"{self.kept:,} of {self.of:,} coordinates: {spread} (a share of {self.mixture.shares[0]:.2f} has none), "
+            "and the others are not worth their noise"
         )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         parts = zip(self.mixture.variances, self.mixture.shares, strict=True)
         return {
-            "share_at_zero": self.mixture.share_at_zero,
+            "share_at_zero": self.mixture.shares[0],
             "mixture": [{"variance": v, "share": share} for v, share in parts if share > 1e-4],
             "spread": self.spread,
             "kept": self.kept,
@@ -148,7 +140,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class EmpiricalBayes(Ranking):
+class EmpiricalBayes(Coherent):
     """`E[signal^2 | sum] / noise`, and of it as many as are worth their noise: the size is found, not set.
 
     The sums go on over all rounds. A signal that is spread over more than `MOST_SPREAD` of the coordinates is
@@ -159,33 +151,17 @@ class EmpiricalBayes(Ranking):
     name: str = "empirical-bayes"
 
     def init(self, dimension: int) -> RankingState:
-        """Zeros."""
-        zeros = torch.zeros(dimension, dtype=torch.float64)
-        steps = torch.zeros((), dtype=torch.int64)
-        return {
-            "sum": zeros,
-            "variance": zeros.clone(),
-            "active": torch.ones(dimension).bool(),
-            "steps": steps,
-        }
+        return {**Coherent.init(self, dimension), "active": torch.ones(dimension).bool()}
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
-        """Add `g` and `v`, which are zero off the support."""
-        return {
-            "sum": state["sum"] + seen.gradient,
-            "variance": state["variance"] + seen.noise_variance,
-            "active": seen.noise_variance > 0,
-            "steps": state["steps"] + 1,
-        }
+        return {**Coherent.update(self, state, seen), "active": seen.noise_variance > 0}
 
     def scores(self, state: RankingState) -> Tensor:
-        """The expected squared signal over the noise variance, over one without noise; 0 for what has left."""
         energy = _fitted(state).posterior(state["sum"], state["variance"])[1]
         ratio = energy / torch.where(state["variance"] > 0, state["variance"], 1.0)
         return torch.where(state["active"], ratio, 0.0) if bool(state["active"].any()) else ratio
 
     def order(self, state: RankingState, place: RankingContext) -> Order:
-        """By falling score, and only those that are kept."""
         order = place.by_score(self.scores(state)).items
         return Order(order[: self.decision(state, place).kept])
 

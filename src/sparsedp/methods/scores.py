@@ -15,7 +15,7 @@ from sparsedp._validate import number
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.public_scores import NEVER, Knowledge
 from sparsedp.methods.ranking import Granularity, Order, Parts, TableRows, order_by_score, random_order
-from sparsedp.methods.registry import Registry
+from sparsedp.methods.registry import add_named, find_named
 from sparsedp.privacy.mechanism import Release
 from sparsedp.randomness import PublicRandomness
 
@@ -315,12 +315,13 @@ class Given(Ranking):
         return Order(found)
 
 
-_RANKINGS: Registry[Ranking] = Registry("ranking", "register_ranking")
-register_ranking = _RANKINGS.register
-"""Make a ranking known by name, to `get_method(name, ranking=...)` and to plans read from their files."""
 _OWN = (RandomOrder(), Frequency(), Energy(), Magnitude(), Ranked(), Coherent(), Contributions(), Given())
-for _one in _OWN:
-    register_ranking(_one)
+_RANKINGS: dict[str, Ranking] = {one.name: one for one in _OWN}
+
+
+def register_ranking(ranking: Ranking) -> Ranking:
+    """Make a ranking known by name, to `get_method(name, ranking=...)` and to plans read from their files."""
+    return add_named(_RANKINGS, ranking.name, ranking, "ranking")
 
 
 def read_ranking(value: Any) -> Ranking:
@@ -334,5 +335,5 @@ def read_ranking(value: Any) -> Ranking:
         raise SparseDPError(
             f'ranking: got {value!r}, expected a name, or {{"name": ..., and its own values}}'
         )
-    known = _RANKINGS.get(given["name"])
+    known = find_named(_RANKINGS, given["name"], "ranking")
     return from_json(type(known), {**to_json(known), **given}, "ranking")

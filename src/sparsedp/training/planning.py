@@ -110,7 +110,8 @@ def spec_for(
         method = METHOD
     elif method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        method = choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
+        linear = is_linear(model)
+        method, _ = choose_method(trained, linear=linear, units=units, unit_name=unit_name, **asked)
     return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked)
 
 
