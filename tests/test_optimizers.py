@@ -220,7 +220,7 @@ def test_weight_average_on_growing_supports_equals_the_dense_one_to_the_bit() ->
         with average.in_place():
             assert m.weight.shape == (6, 2)
             found = m.weight.detach().clone()
-        assert torch.equal(found, dense.state().weights["weight"])
+        assert torch.equal(found, dense.state()["weights"]["weight"])
 
 
 def plan_of(

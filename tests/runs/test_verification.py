@@ -16,13 +16,13 @@ from torch import Tensor
 
 import sparsedp
 from runs import a_trainer, advance
+from sparsedp._files import readable_json
 from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
 from sparsedp.privacy.ledger import Ledger, chain_line
 from sparsedp.runs.checkpoint import checkpoint_bytes, read_checkpoint
 from sparsedp.runs.directory import digest_of
-from sparsedp.runs.record import record_bytes
 from sparsedp.runs.run import Run
 from sparsedp.runs.verify import TIGHTEST, TOLERANCE, UNCHECKED, Verification, other_epsilons, verify
 
@@ -144,7 +144,7 @@ def other(value: Any) -> Any:
 
 def rewrite(run: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     file = run / "record.json"
-    file.write_bytes(record_bytes(change(json.loads(file.read_text()))))  # type: ignore[arg-type]
+    file.write_bytes(readable_json(change(json.loads(file.read_text()))))
 
 
 def chain_again(run: Path, file: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.places import Places, carry, places_in
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.runs.checkpoint import AverageState
 
 
 @final
@@ -89,23 +88,23 @@ class WeightAverage:
         """Put the averaged weights into the model for good."""
         self._write(self._weights)
 
-    def state(self) -> AverageState:
-        """What a checkpoint keeps."""
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the weights, how often they moved, and where they may differ (None: all)."""
         moved = None if self._moved.is_full else self._moved.indices
         weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         for name, places in self._places.items():
             places.write(weights[name], self._weights[name])
-        return AverageState(weights, self._updates, moved)
+        return {"weights": weights, "updates": self._updates, "moved": moved}
 
-    def restore(self, state: AverageState) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; the model has its weights already."""
-        d, moved = self._layout.dimension, state.moved
+        d, moved = self._layout.dimension, state["moved"]
         self.follow(Support.full(d) if moved is None else Support(moved, d))
         self._weights = {
-            name: places.read(state.weights[name].to(self._parameters[name])).clone()
+            name: places.read(state["weights"][name].to(self._parameters[name])).clone()
             for name, places in self._places.items()
         }
-        self._updates = state.updates
+        self._updates = state["updates"]
 
     def _grown(self, name: str, new: Places) -> Tensor:
         """A parameter's average on more places than so far: what enters is read from the weights."""

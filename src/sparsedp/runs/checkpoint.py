@@ -8,18 +8,17 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sparsedp._files import Json, parse_json
-from sparsedp._serialization import from_json, json_diff, json_equal, plain_json, short, to_json
+from sparsedp._serialization import from_json, json_diff, plain_json, short, to_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
-from sparsedp.methods import SchedulerState
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, epochs_json, wrap_read_errors
 
@@ -43,57 +42,18 @@ class Checkpoint:
     state: Mapping[str, Any] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class AverageState:
-    """A running average: of every trainable parameter, how often moved, and where it may differ (None: all)."""
-
-    weights: Mapping[str, Tensor]
-    updates: int
-    moved: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerState:
-    """Everything that a release changes, between two steps; without a scheduler or an average, None."""
-
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Any]
-    scheduler: Mapping[str, Any] | None
-    average: AverageState | None
-    controller: SchedulerState
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Self:
-        """Read the state from a checkpoint."""
-        state = checkpoint.state
-        average, controller = state["average"], state["controller"]
-        return cls(
-            state["model"],
-            state["optimizer"],
-            state["scheduler"],
-            None if average is None else AverageState(**average),
-            SchedulerState(controller["tensors"], controller["values"]),
-        )
-
-
 def checkpoint_of(
-    step: int, identity: Mapping[str, Json], trainer: TrainerState, history: History
+    step: int, identity: Mapping[str, Json], learner: Mapping[str, Any], history: History, in_blocks: bool
 ) -> Checkpoint:
-    """Make the checkpoint of a run after some steps."""
-    average, controller = trainer.average, trainer.controller
-    state = {
-        "model": dict(trainer.model),
-        "optimizer": trainer.optimizer,
-        "scheduler": trainer.scheduler,
-        "average": average and {name: getattr(average, name) for name in average.__slots__},
-        "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
-        "journal": {
-            "epochs": epochs_json(history.epochs),
-            "spans": to_json(history.spans),
-            "support": history.support.indices,
-        },
+    """Make the checkpoint of a run after some steps; `in_blocks` if its batches are cut for several ranks."""
+    journal = {
+        "epochs": epochs_json(history.epochs),
+        "spans": to_json(history.spans),
+        "support": history.support.indices,
     }
-    return Checkpoint(step, identity, state)
+    return Checkpoint(
+        step, identity, {**learner, "journal": journal, **({"cut": "blocks"} if in_blocks else {})}
+    )
 
 
 def history_of(checkpoint: Checkpoint, layout: ParameterLayout) -> History:
@@ -105,16 +65,6 @@ def history_of(checkpoint: Checkpoint, layout: ParameterLayout) -> History:
         from_json(list[SupportSpan], saved["spans"], "checkpoint, spans"),
         Support(saved["support"], layout.dimension),
     )
-
-
-def cut_in_blocks(checkpoint: Checkpoint) -> Checkpoint:
-    """Mark a checkpoint: batches are cut for several ranks, so a run goes on as it was begun."""
-    return replace(checkpoint, state={**checkpoint.state, "cut": "blocks"})
-
-
-def is_cut_in_blocks(checkpoint: Checkpoint) -> bool:
-    """Whether its run's batches are cut for several ranks."""
-    return checkpoint.state.get("cut") == "blocks"
 
 
 def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
@@ -186,7 +136,7 @@ def pack(value: Any, tensors: Tensors, path: str) -> Json:
         return [pack(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
     if isinstance(value, tuple):
         return {"$tuple": pack(list(value), tensors, path)}
-    if isinstance(value, Counter):
+    if isinstance(value, Counter):  # of a MultiStepLR
         return {"$counter": pack(dict(value), tensors, path)}
     if isinstance(value, dict):
         packed = [(key, pack(item, tensors, f"{path}/{key}")) for key, item in value.items()]
@@ -208,8 +158,6 @@ def unpack(tree: Json, tensors: Tensors) -> Any:
     if len(tree) == 1:
         (tag, content), *_ = tree.items()
         if tag == "$tensor":
-            if content not in tensors:
-                raise DataError(f"the checkpoint lacks the tensor {content!r}; it is damaged")
             return tensors[content]
         if tag == "$float":
             return float(content)
@@ -243,7 +191,6 @@ def read_layout(described: Json) -> ParameterLayout:
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint's raw weights and buffers."""
-    _check_same_parameters(checkpoint.identity["layout"], describe_layout(ParameterLayout.of(model)))
     try:
         model.load_state_dict(checkpoint.state["model"])
     except RuntimeError as error:
@@ -274,7 +221,6 @@ def identity_of(setup: RunSetup) -> dict[str, Json]:
 def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     """Refuse a checkpoint of another run, naming what differs."""
     same = plain_json(dict(now))
-    _check_same_layout(saved["layout"], same["layout"])
     differing = list(json_diff({name: saved.get(name) for name in same}, same))
     if [name for name, _, _ in differing] == ["plan"]:
         raise SparseDPError(
@@ -285,26 +231,4 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
         words = "; ".join(f"{name} was {short(old)} and is {short(new)}" for name, old, new in differing[:6])
         raise SparseDPError(
             f"this is not the run that was saved: {words}. Resume with what it was started with"
-        )
-
-
-def _check_same_layout(saved: Json, now: Json) -> None:
-    """Refuse other trainable parameters, or the same in another order: state is kept by their places."""
-    if json_equal(saved, now):
-        return
-    _check_same_parameters(saved, now)
-    moved = [f"{new[0]} where {old[0]} was" for old, new in zip(saved, now, strict=True) if old != new]
-    raise ModelError(
-        f"the model has the parameters of the run in another order ({'; '.join(moved[:3])}); define its layers in "
-        "the order they had when the run started"
-    )
-
-
-def _check_same_parameters(saved: Json, now: Json) -> None:
-    """Refuse a layout with other parameters, by name or shape; both as JSON, in any order."""
-    differing = sorted({str(slot[0]) for slot in (*saved, *now) if slot not in saved or slot not in now})
-    if differing:
-        raise ModelError(
-            "the checkpoint belongs to another model: they differ in the trainable parameters "
-            f"{differing[:6]}; build the model as it was when the run started"
         )

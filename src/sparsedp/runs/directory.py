@@ -18,7 +18,7 @@ from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
-from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record, record_bytes
+from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record
 
 PLAN = "plan.json"
 """The plan, canonical JSON; never changes."""
@@ -121,7 +121,7 @@ class RunDirectory:
                 first = cls(draft, ledger)
                 write_atomically(draft / PLAN, plan_bytes(plan))
                 state = first._with_place(start())
-                first._write({CHECKPOINT: state, METRICS: b"", RECORD: record_bytes(record)})
+                first._write({CHECKPOINT: state, METRICS: b"", RECORD: readable_json(record)})
             draft.chmod(0o755)
             os.rename(draft, final)
         except BaseException:
@@ -143,7 +143,7 @@ class RunDirectory:
     def write_record(self, record: RunRecord) -> None:
         """Write the record."""
         if self._writes:
-            self._write({RECORD: record_bytes(record)})
+            self._write({RECORD: readable_json(record)})
 
     def close(self) -> None:
         """Release the ledger file."""

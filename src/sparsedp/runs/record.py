@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict, cast, final
 
-from sparsedp._files import Json, parse_json, readable_json
+from sparsedp._files import Json, parse_json
 from sparsedp._serialization import from_json, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.method import Method
@@ -237,17 +237,12 @@ def plan_bytes(plan: Plan) -> bytes:
 
 def metrics_bytes(epochs: Iterable[EpochMetrics]) -> bytes:
     """The metrics of epochs as a file: one line each."""
-    return b"".join(map(_line, epochs_json(epochs)))
+    return b"".join((json.dumps(one, allow_nan=False) + "\n").encode() for one in epochs_json(epochs))
 
 
 def epochs_json(epochs: Iterable[EpochMetrics]) -> list[Json]:
     """The metrics of epochs as JSON values, without a loss where none was released."""
     return [{name: value for name, value in to_json(one).items() if value is not None} for one in epochs]
-
-
-def record_bytes(record: RunRecord) -> bytes:
-    """The record as a file, for people to read."""
-    return readable_json(record)
 
 
 def read_plan(file: Path) -> Plan:
@@ -296,7 +291,3 @@ def wrap_read_errors(file: Path) -> Iterator[None]:
             f"{file} is damaged ({type(error).__name__}: {error}); restore it from a copy, or start a new run "
             "elsewhere"
         ) from error
-
-
-def _line(value: Json) -> bytes:
-    return (json.dumps(value, allow_nan=False) + "\n").encode()

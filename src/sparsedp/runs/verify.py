@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+from sparsedp._files import readable_json
 from sparsedp._serialization import json_equal
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant, silence_dp_accounting
@@ -30,7 +30,6 @@ from sparsedp.runs.record import (
     epochs_json,
     metrics_bytes,
     plan_bytes,
-    record_bytes,
     stated,
 )
 from sparsedp.runs.run import Run
@@ -126,7 +125,7 @@ def verify(path: Path | str, *, independent: bool = True) -> Verification:
     epochs = checks.read("the metrics can be read", lambda: run.epochs)
     written = {
         PLAN: plan and plan_bytes(plan),
-        RECORD: record and record_bytes(record),
+        RECORD: record and readable_json(record),
         METRICS: None if epochs is None else metrics_bytes(epochs),
     }
     checks.add("canonical form", lambda: _canonical(path, written))
@@ -158,16 +157,15 @@ class _Checks:
         self.done: list[Check] = []
 
     def read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Give what can be read, or add a check that says why not."""
+        """Give what can be read, or note why not."""
+        found, problem = None, None
         try:
             found = read()
         except (SparseDPError, OSError) as error:
-            self.done.append(Check(name, str(error)))
-            return None
+            problem = str(error)
         except Exception as error:
-            self.done.append(Check(name, f"it is damaged ({type(error).__name__}: {error})"))
-            return None
-        self.done.append(Check(name))
+            problem = f"it is damaged ({type(error).__name__}: {error})"
+        self.done.append(Check(name, problem))
         return found
 
     def add(self, name: str, make: Callable[[], Iterable[Check]]) -> None:
@@ -182,31 +180,27 @@ def _canonical(path: Path, written: Mapping[str, bytes | None]) -> Iterator[Chec
     """Each JSON file is the one text of its value, so nothing else can be read from it."""
     for name, content in written.items():
         if content is not None:
-            same = (path / name).read_bytes() == content
-            problem = None if same else "this library did not write it so; restore the file"
-            yield Check(f"{name} is in canonical form", problem)
+            fits = (path / name).read_bytes() == content
+            yield _fits(
+                f"{name} is in canonical form", fits, "this library did not write it so; restore the file"
+            )
 
 
 def _files(path: Path, ledger: LedgerState) -> Iterator[Check]:
     """Each file is the one that the ledger's chain knows."""
     for name in (CHECKPOINT, METRICS, RECORD):
-        problem: str | None = (
-            "its SHA-256 is not the one in the ledger: one of them was changed; restore them"
-        )
+        problem = "its SHA-256 is not the one in the ledger: one of them was changed; restore them"
         try:
-            if digest_of(name, (path / name).read_bytes()) in ledger.expected_digests(name):
-                problem = None
+            fits = digest_of(name, (path / name).read_bytes()) in ledger.expected_digests(name)
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        yield Check(f"{name} is as the run wrote it, by the ledger", problem)
+            fits, problem = False, f"{type(error).__name__}: {error}"
+        yield _fits(f"{name} is as the run wrote it, by the ledger", fits, problem)
 
 
 def _plan_and_ledger(plan: Plan, ledger: LedgerState, epsilons: Mapping[str, float]) -> Iterator[Check]:
     """The ledger was opened for this plan, and holds no more than it allows."""
-    phases = [(phase.name, phase.steps, phase.sampling_rate, phase.noise_multiplier) for phase in plan.phases]
-    opened = [
-        (block.phase, block.steps, block.sampling_rate, block.noise_multiplier) for block in ledger.planned
-    ]
+    phases = [(one.name, one.steps, one.sampling_rate, one.noise_multiplier) for one in plan.phases]
+    opened = [(one.phase, one.steps, one.sampling_rate, one.noise_multiplier) for one in ledger.planned]
     yield _equal("the ledger was opened for this plan", ledger.plan, plan.fingerprint)
     yield _equal("the plan's phases, rates and noise are the ledger's", phases, opened)
     yield _equal("delta", plan.delta, ledger.delta)
@@ -233,10 +227,8 @@ def _metrics(
     """Every line of the metrics: step, phase and epsilon are the plan's, and the checkpoint has the same lines."""
     saved = checkpoint.state["journal"]["epochs"]
     same = json_equal(epochs_json(epochs[: len(saved)]), saved)
-    yield Check(
-        "the metrics go on from where the checkpoint knew them",
-        None if same else "its epochs are not those of the checkpoint",
-    )
+    name = "the metrics go on from where the checkpoint knew them"
+    yield _fits(name, same, "its epochs are not those of the checkpoint")
     ends, costs, problem = plan.epoch_ends(), _by_epoch(plan), None
     for before, line in zip([0, *(one.epoch for one in epochs)], epochs, strict=False):
         if not before < line.epoch <= len(ends):
@@ -274,22 +266,16 @@ def _record(
     }
     if record["status"] == RUNNING:
         known = [name for name in OUTCOME if values[name] is not None]
-        problem = f"it says running, and knows {known} already" if known else None
-        yield Check("the record's status", problem)
+        yield _fits("the record's status", not known, f"it says running, and knows {known} already")
     else:
         allowed = (STOPPED, FINISHED) if checkpoint.step >= plan.total_steps else (STOPPED,)
-        fits = record["status"] in allowed
-        yield Check(
-            "the record's status", None if fits else f"it says {record['status']!r}, expected {allowed}"
-        )
+        said = record["status"]
+        yield _fits("the record's status", said in allowed, f"it says {said!r}, expected {allowed}")
         yield _place("the record's ledger head", record["ledger"], ledger)
         for name, blocks in (("epsilon", ledger.planned), ("epsilon_spent", ledger.blocks)):
-            cost = _epsilon_of(plan, blocks)
-            fits = _bounds(values[name], cost, plan)
-            yield Check(
-                f"the record's {name}",
-                None if fits else f"it says {values[name]}, the ledger amounts to {cost}",
-            )
+            cost, said = _epsilon_of(plan, blocks), values[name]
+            problem = f"it says {said}, the ledger amounts to {cost}"
+            yield _fits(f"the record's {name}", _bounds(said, cost, plan), problem)
         size = journal["support"].numel()
         expected |= {
             "steps_charged": ledger.charged,
@@ -338,11 +324,15 @@ def _place(name: str, place: LedgerPlace | None, ledger: LedgerState) -> Check:
 
 
 def _equal(name: str, found: object, expected: object) -> Check:
-    return Check(name, None if json_equal(found, expected) else f"got {found!r}, expected {expected!r}")
+    return _fits(name, json_equal(found, expected), f"got {found!r}, expected {expected!r}")
 
 
 def _at_most(name: str, found: float, limit: float) -> Check:
-    return Check(name, None if found <= limit else f"got {found:.6g}, expected at most {limit:.6g}")
+    return _fits(name, found <= limit, f"got {found:.6g}, expected at most {limit:.6g}")
+
+
+def _fits(name: str, fits: bool, problem: str) -> Check:
+    return Check(name, None if fits else problem)
 
 
 def other_epsilons(ledger: LedgerState) -> dict[str, float]:
@@ -386,10 +376,10 @@ def _discretization(event: SampledGaussian) -> float:
 
 
 def _by_opacus(events: Sequence[SampledGaussian], delta: float) -> dict[str, float]:
-    if importlib.util.find_spec("opacus") is None:
+    try:
+        from opacus.accountants import PRVAccountant, RDPAccountant
+    except ImportError:
         return {}
-    from opacus.accountants import PRVAccountant, RDPAccountant
-
     found = {}
     for name, made in (("RDP (Opacus)", RDPAccountant()), ("PRV (Opacus)", PRVAccountant())):
         made.history = [(one.noise_multiplier, one.sampling_rate, one.steps) for one in events]

@@ -23,7 +23,7 @@ from sparsedp.loading import Collate, DataConfig, rows_in_order
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
-from sparsedp.runs.checkpoint import Checkpoint, is_cut_in_blocks
+from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.record import versions
 from sparsedp.sampling import UnitPartition
 from sparsedp.validation.state import tensor_digest
@@ -48,7 +48,7 @@ def partition_of(dataset: Dataset[Any], loading: DataConfig, saved: Checkpoint |
         refuse_shared_rows(dataset, loading.collate_fn)
     held = len(cast("Any", dataset)) if units is None else len(units)
     if not distributed.is_distributed():
-        return UnitPartition(in_blocks=saved is not None and is_cut_in_blocks(saved))
+        return UnitPartition(in_blocks=saved is not None and saved.state.get("cut") == "blocks")
     return UnitPartition(
         distributed.rank(),
         distributed.world_size(),

@@ -28,7 +28,6 @@ from sparsedp.runs.checkpoint import (
     Checkpoint,
     check_identity,
     checkpoint_of,
-    cut_in_blocks,
     history_of,
     identity_of,
 )
@@ -228,8 +227,8 @@ class RecordedRun:
         return store
 
     def _state(self) -> Checkpoint:
-        state = checkpoint_of(self.position, self._identity, self.learner.state(), self._history)
-        return cut_in_blocks(state) if self._in_blocks else state
+        learner = self.learner.state()
+        return checkpoint_of(self.position, self._identity, learner, self._history, self._in_blocks)
 
     @cached_property
     def _epsilons(self) -> Mapping[int, float]:

@@ -14,7 +14,14 @@ from torch.optim import Optimizer
 
 from sparsedp._files import Json
 from sparsedp.evaluation import evaluation_mode
-from sparsedp.methods import Knowledge, OffSupport, PublicScores, SupportChange, SupportScheduler
+from sparsedp.methods import (
+    Knowledge,
+    OffSupport,
+    PublicScores,
+    SchedulerState,
+    SupportChange,
+    SupportScheduler,
+)
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.factory import (
     OptimizerChoice,
@@ -29,7 +36,7 @@ from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.checkpoint import Checkpoint, TrainerState, load_model_state
+from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +136,16 @@ class Learner:
         if self._average is not None:
             self._average.install()
 
-    def state(self) -> TrainerState:
+    def state(self) -> dict[str, Any]:
         """All of it, between two steps."""
-        return TrainerState(
-            self.model.state_dict(),
-            self.applier.state(),
-            scheduler_state(self._scheduler),
-            None if self._average is None else self._average.state(),
-            self.controller.state(),
-        )
+        controller = self.controller.state()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.applier.state(),
+            "scheduler": scheduler_state(self._scheduler),
+            "average": None if self._average is None else self._average.state(),
+            "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
+        }
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The state of the optimizer over all coordinates, as `torch.optim` has it; fresh off the support."""
@@ -174,12 +182,12 @@ class Learner:
             SparseDPError: it belongs to another optimizer, scheduler, method or plan.
         """
         load_model_state(self.model, checkpoint)
-        saved = TrainerState.of(checkpoint)
-        restore_scheduler(self._scheduler, saved.scheduler)
-        if self._average is not None and saved.average is not None:
-            self._average.restore(saved.average)
-        self.controller.restore(saved.controller)
-        self.applier.restore(saved.optimizer, self.controller.support)
+        saved = checkpoint.state
+        restore_scheduler(self._scheduler, saved["scheduler"])
+        if self._average is not None and saved["average"] is not None:
+            self._average.restore(saved["average"])
+        self.controller.restore(SchedulerState(**saved["controller"]))
+        self.applier.restore(saved["optimizer"], self.controller.support)
 
     def describe(self) -> dict[str, Json]:
         """Optimizer and scheduler as they were given, for the record."""
