@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -51,15 +50,8 @@ class Reads:
         if id(dataset) in self._made or not hasattr(dataset, "__dict__"):
             return self._made.get(id(dataset), dataset)
         source = Source(name, length, inner)
-        note, kind = self._noting(source), type(dataset)
-        meta: Any = type(kind)
-
-        def getitem(self: Any, index: Any) -> Any:
-            note(index)
-            return kind.__getitem__(self, index)
-
-        made = meta(kind.__name__, (kind,), {"__getitem__": getitem})
-        watched = self._made[id(dataset)] = object.__new__(made)
+        watched = self._made[id(dataset)] = object.__new__(_noting(type(dataset)))
+        watched.__dict__["_sparsedp_note"] = self._note_for(source)
         for attribute, value in vars(dataset).items():
             below = source if inner else Source(f"{name}.{attribute}", length, inner)
             watched.__dict__[attribute] = self._watch(value, below, f"{name}.{attribute}")
@@ -67,7 +59,7 @@ class Reads:
 
     def _watch(self, value: Any, source: Source, name: str) -> Any:
         """A watched stand-in for what may hold a row of each item; the value itself for all else."""
-        kind, note = type(value), self._noting(source)
+        kind, note = type(value), self._note_for(source)
         if isinstance(value, Dataset) or kind.__module__.startswith("datasets."):
             return self.watch_data_set(value, name, len(cast("Any", value)), inner=True)
         pandas: Any = sys.modules.get("pandas")
@@ -75,21 +67,18 @@ class Reads:
             return _Frame(value, note) if len(value) == source.length else value
         if isinstance(value, Tensor):
             if value.dim() and len(value) == source.length:
-                self.tensors.watch(value, note)
+                self.tensors.watch(_memory(value), note)
         elif kind in (np.ndarray, np.memmap):
             if value.ndim and len(value) == source.length:
-                self.tensors.watch_memory(value, note)
-                return _Array.of(value, note)
-        elif kind in (list, tuple):
-            if len(value) == source.length:
-                return (_List if kind is list else _Tuple).of(value, note)
+                self.tensors.watch((value.ctypes.data, value.size), note)
+                return _noted(value.view(_Array), note)
+        elif kind in _CONTAINERS:
+            if len(value) == source.length and (kind is not dict or set(value) == set(range(source.length))):
+                return _noted(_CONTAINERS[kind](value), note)
+            if kind is dict and len(value) <= FEW:
+                return {key: self._watch(one, source, name) for key, one in value.items()}
             if len(value) <= FEW:
                 return kind(self._watch(one, source, name) for one in value)
-        elif kind is dict:
-            if len(value) == source.length and set(value) == set(range(source.length)):
-                return _Dict.of(value, note)
-            if len(value) <= FEW:
-                return {key: self._watch(one, source, name) for key, one in value.items()}
         elif type(getattr(value, "__dict__", None)) is dict and id(value) not in self._made:
             return self._watch_object(value, source, name)
         return self._made.get(id(value), value)
@@ -104,11 +93,8 @@ class Reads:
             made.__dict__.update(watched)
         return self._made[id(value)]
 
-    def _noting(self, source: Source) -> Note:
-        def note(key: object) -> None:
-            self._rows.setdefault(source, set()).update(_positions(key, source.length))
-
-        return note
+    def _note_for(self, source: Source) -> Note:
+        return lambda key: self._rows.setdefault(source, set()).update(_positions(key, source.length))
 
 
 def _positions(key: object, length: int) -> Iterable[int]:
@@ -128,62 +114,49 @@ def _positions(key: object, length: int) -> Iterable[int]:
     return range(length)
 
 
-class _Rows:
-    """A container that notes which rows are read."""
-
-    _note: Note
-
-    @classmethod
-    def of(cls, value: Any, note: Note) -> Any:
-        """The container over the same rows."""
-        watched = cls(value)  # type: ignore[call-arg]
-        watched._note = note
-        return watched
-
-    def __getitem__(self, key: Any) -> Any:
-        self._note(key)
-        return super().__getitem__(key)  # type: ignore[misc]
+def _noted(watched: Any, note: Note) -> Any:
+    watched._sparsedp_note = note
+    return watched
 
 
-def _reading_all(name: str) -> Callable[..., Any]:
+def _reading_all(name: str, get: Callable[[Any], Any]) -> Callable[..., Any]:
     def read(self: Any, *args: Any) -> Any:
-        self._note(_EVERYTHING)
-        return getattr(super(type(self), self), name)(*args)
+        self._sparsedp_note(_EVERYTHING)
+        return getattr(get(self), name)(*args)
 
     return read
 
 
-_OPERATORS = tuple(f"__{name}__" for name in ("iter", "contains", "reversed", "add", "mul", "eq"))
-_WHOLE = (*_OPERATORS, "index", "count", "copy")
-_List: Any = type("_List", (_Rows, list), {name: _reading_all(name) for name in _WHOLE})
-_Tuple: Any = type("_Tuple", (_Rows, tuple), {name: _reading_all(name) for name in _WHOLE if name != "copy"})
+def _noting(kind: Any, *whole: str) -> Any:
+    """A kind of container, or a data set's class, that notes which rows are read; the methods named read all."""
+
+    def getitem(self: Any, index: Any) -> Any:
+        self._sparsedp_note(index)
+        return kind.__getitem__(self, index)
+
+    def get(self: Any, key: Any, default: Any = None) -> Any:
+        self._sparsedp_note(key)
+        return kind.get(self, key, default)
+
+    methods: dict[str, Any] = {name: _reading_all(name, lambda self: super(made, self)) for name in whole}
+    made: Any = type(kind)(
+        kind.__name__, (kind,), {**methods, "__getitem__": getitem, **({"get": get} if kind is dict else {})}
+    )
+    return made
 
 
-class _Dict(_Rows, dict):  # type: ignore[type-arg]
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
-
-    def values(self) -> Any:
-        self._note(_EVERYTHING)
-        return super().values()
-
-    def items(self) -> Any:
-        self._note(_EVERYTHING)
-        return super().items()
+_WHOLE = ("__iter__", "__contains__", "__add__", "__mul__", "__eq__", "index", "count")
+_CONTAINERS: dict[Any, Any] = {
+    list: _noting(list, *_WHOLE, "__reversed__", "copy"),
+    tuple: _noting(tuple, *_WHOLE),
+    dict: _noting(dict, "values", "items"),
+}
 
 
 class _Array(np.ndarray):
     """A view of an array; what is read from it is a plain array."""
 
     _FACTS = frozenset({"shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags"})
-    _note: Note
-
-    @classmethod
-    def of(cls, value: npt.NDArray[Any], note: Note) -> _Array:
-        watched = value.view(cls)
-        watched._note = note
-        return watched
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_") and name not in _Array._FACTS:
@@ -195,19 +168,16 @@ class _Array(np.ndarray):
         return np.asarray(self)[key]
 
     def __iter__(self) -> Any:
-        self._read(_EVERYTHING)
-        return iter(np.asarray(self))
+        return iter(_plain(self))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
         return getattr(ufunc, method)(*map(_plain, inputs), **more)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in (np.shape, np.ndim, np.size):
-            return super().__array_function__(func, types, args, kwargs)
         return func(*pytree.tree_map(_plain, args), **pytree.tree_map(_plain, kwargs))
 
     def _read(self, key: object) -> None:
-        note = self.__dict__.get("_note")  # views that NumPy makes of it have none
+        note = self.__dict__.get("_sparsedp_note")  # views that NumPy makes of it have none
         if note is not None:
             note(key)
 
@@ -219,25 +189,27 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    try:
+        return tensor.untyped_storage().data_ptr(), tensor.numel()
+    except (NotImplementedError, RuntimeError):
+        return id(tensor), -1
+
+
 @final
 class _WatchedTensors(TorchFunctionMode):
     """Notes the rows of these tensors, and of whatever shares their memory, that operations read."""
 
     _FACTS = ("__get__", "__len__", "size", "dim", "numel", "stride", "is_floating_point", "data_ptr")
-
     _PICKS = (Tensor.select, torch.select, Tensor.index_select, torch.index_select)
 
     def __init__(self) -> None:
         super().__init__()
         self._notes: dict[tuple[int, int], Note] = {}
 
-    def watch(self, tensor: Tensor, note: Note) -> None:
-        """Note what is read of this one."""
-        self._notes.setdefault(self._key(tensor), note)
-
-    def watch_memory(self, array: npt.NDArray[Any], note: Note) -> None:
-        """Note what is read of an array by a tensor over the same memory."""
-        self._notes.setdefault((array.ctypes.data, array.size), note)
+    def watch(self, memory: tuple[int, int], note: Note) -> None:
+        """Note what is read of a tensor, or an array by a tensor over the same memory."""
+        self._notes.setdefault(memory, note)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -257,14 +229,7 @@ class _WatchedTensors(TorchFunctionMode):
         return result
 
     def _note_of(self, tensor: Tensor) -> Note | None:
-        return self._notes.get(self._key(tensor))
-
-    @staticmethod
-    def _key(tensor: Tensor) -> tuple[int, int]:
-        try:
-            return tensor.untyped_storage().data_ptr(), tensor.numel()
-        except (NotImplementedError, RuntimeError):
-            return id(tensor), -1
+        return self._notes.get(_memory(tensor))
 
 
 class _Frame:
@@ -273,7 +238,7 @@ class _Frame:
     _FACTS = frozenset({"shape", "columns", "index", "dtypes", "dtype", "name", "size", "ndim", "empty"})
 
     def __init__(self, frame: Any, note: Note) -> None:
-        self._frame, self._note = frame, note
+        self._frame, self._sparsedp_note = frame, note
 
     def __len__(self) -> int:
         return len(self._frame)
@@ -281,35 +246,40 @@ class _Frame:
     def __getitem__(self, key: Any) -> Any:
         found = self._frame[key]
         if isinstance(key, (str, list)) and getattr(found, "shape", ())[:1] == (len(self._frame),):
-            return _Frame(found, self._note)
+            return _Frame(found, self._sparsedp_note)
         scalar = not hasattr(found, "shape") or self._frame.ndim == 1
-        self._note(self._frame.index.get_indexer([key]) if scalar and np.ndim(key) == 0 else key)
+        self._sparsedp_note(self._frame.index.get_indexer([key]) if scalar and np.ndim(key) == 0 else key)
         return found
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._frame, name)
         if name in ("iloc", "iat", "loc", "at"):
-            return _Located(self._frame, found, self._note, labels=name in ("loc", "at"))
+            return _Located(self._frame, found, self._sparsedp_note, labels=name in ("loc", "at"))
         if name == "values":
-            return _Array.of(np.asarray(found), self._note)
+            return _noted(np.asarray(found).view(_Array), self._sparsedp_note)
         if self._frame.ndim == 2 and name in self._frame.columns:
-            return _Frame(found, self._note)
+            return _Frame(found, self._sparsedp_note)
         if name not in self._FACTS:
-            self._note(_EVERYTHING)
+            self._sparsedp_note(_EVERYTHING)
         return found
 
 
-def _of_all_rows(name: str) -> Callable[..., Any]:
-    def operate(self: _Frame, *args: Any) -> Any:
-        self._note(_EVERYTHING)
-        return getattr(self._frame, name)(*args)
-
-    return operate
-
-
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-for _name in ("iter", *_COMPARISONS, "add", "sub", "mul", "truediv", "invert", "contains"):
-    setattr(_Frame, f"__{_name}__", _of_all_rows(f"__{_name}__"))
+for _name in (
+    "iter",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "invert",
+    "contains",
+):
+    setattr(_Frame, f"__{_name}__", _reading_all(f"__{_name}__", lambda self: self._frame))
 
 
 class _Located(NamedTuple):
