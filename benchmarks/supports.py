@@ -27,7 +27,7 @@ def clustered_support(layout: ParameterLayout, active_ratio: float) -> Support:
     missing = int(active_ratio * layout.dimension) - int(mask.sum())
     unused = (~mask).nonzero().reshape(-1)
     mask[unused[unused.numel() - missing :]] = True
-    return Support.from_mask(mask)
+    return Support(mask.nonzero().flatten(), len(mask))
 
 
 SUPPORTS = {

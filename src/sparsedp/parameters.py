@@ -62,7 +62,10 @@ class ParameterLayout:
         devices: dict[torch.device, str] = {}
         offset = 0
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-        norms = {id(p) for m in model.modules() if _is_norm(m) for p in m.parameters(recurse=False)}
+        norms = [
+            m for m in model.modules() if "Norm" in type(m).__name__ or type(m).__name__ == "ChannelAffine"
+        ]
+        norms_own = {id(p) for m in norms for p in m.parameters(recurse=False)}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -74,7 +77,7 @@ class ParameterLayout:
                     "trained privately. Freeze it with requires_grad_(False)"
                 )
             devices.setdefault(parameter.device, name)
-            kinds = id(parameter) in tables, id(parameter) in norms
+            kinds = id(parameter) in tables, id(parameter) in norms_own
             slots.append(ParameterSlice(name, tuple(parameter.shape), offset, *kinds))
             offset += parameter.numel()
         if offset == 0:
@@ -137,35 +140,26 @@ def widest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
     return functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
 
 
-def _is_norm(module: nn.Module) -> bool:
-    name = type(module).__name__
-    return "Norm" in name or name == "ChannelAffine"
-
-
 @final
 class Support:
     """An immutable set of coordinates of a d-dimensional vector, kept as sorted unique indices.
 
-    Build one with `Support(indices, dimension)`, `full`, `empty`, `from_mask` or `top_k`. It holds k
-    numbers; the full one holds none, and makes its indices anew when asked for them.
+    It holds k numbers; the full one holds none, and makes its indices anew when asked for them.
     """
 
-    __slots__ = ("_by_device", "_dimension", "_hash", "_held")
+    __slots__ = ("_dimension", "_hash", "_held")
 
     def __init__(self, indices: Tensor | Sequence[int], dimension: int) -> None:
         given = torch.as_tensor(indices).detach()
         if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
             raise SparseDPError(
-                f"Support: got indices of dtype {given.dtype}, expected integers; use Support.from_mask for masks"
+                f"Support: got indices of dtype {given.dtype}, expected integers; of a mask, mask.nonzero().flatten()"
             )
-        if given.dim() != 1:
-            raise SparseDPError(f"Support: got indices of shape {tuple(given.shape)}, expected one axis")
         unique = torch.unique(given.to("cpu", torch.int64), sorted=True)
         if dimension < 0 or (unique.numel() and (int(unique[0]) < 0 or int(unique[-1]) >= dimension)):
             raise SparseDPError(f"Support: every index must lie in 0..{dimension - 1}")
         self._held: Tensor | None = None if unique.numel() == dimension else unique.clone()
         self._dimension = dimension
-        self._by_device: dict[torch.device, Tensor] = {}
         self._hash: int | None = None
 
     @classmethod
@@ -179,31 +173,6 @@ class Support:
     def empty(cls, dimension: int) -> Support:
         """No coordinate."""
         return cls(torch.empty(0, dtype=torch.int64), dimension)
-
-    @classmethod
-    def from_mask(cls, mask: Tensor) -> Support:
-        """The coordinates where a one-axis boolean mask is true."""
-        if mask.dtype != torch.bool or mask.dim() != 1:
-            raise SparseDPError(
-                f"Support.from_mask: got {mask.dtype} of shape {tuple(mask.shape)}, expected a one-axis bool mask"
-            )
-        return cls(mask.nonzero().reshape(-1), mask.numel())
-
-    @classmethod
-    def top_k(cls, scores: Tensor, k: int) -> Support:
-        """The k coordinates with the largest score; ties go to the lower index."""
-        if scores.dim() != 1:
-            raise SparseDPError(
-                f"Support.top_k: got scores of shape {tuple(scores.shape)}, expected one axis"
-            )
-        if not 0 <= k <= scores.numel():
-            raise SparseDPError(f"Support.top_k: k={k} is outside 0..d={scores.numel()}; pass k <= d")
-        if bool(scores.isnan().any()):
-            raise SparseDPError(
-                "Support.top_k: a score is NaN, so there is no ranking; look for diverged training"
-            )
-        order = torch.sort(scores.detach(), descending=True, stable=True).indices
-        return cls(order[:k], scores.numel())
 
     @property
     def dimension(self) -> int:
@@ -228,7 +197,7 @@ class Support:
     @property
     def indices(self) -> Tensor:
         """A copy of the sorted indices (int64, on the CPU)."""
-        return torch.arange(self._dimension) if self._held is None else self._held.clone()
+        return self._indices if self._held is None else self._held.clone()
 
     @property
     def _indices(self) -> Tensor:
@@ -237,7 +206,7 @@ class Support:
     def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """The support as a boolean mask of length d."""
         mask = torch.zeros(self._dimension, dtype=torch.bool, device=device)
-        mask[self._on(torch.device(device))] = True
+        mask[self._indices.to(device)] = True
         return mask
 
     def gather(self, vector: Tensor) -> Tensor:
@@ -246,7 +215,7 @@ class Support:
             raise SparseDPError(
                 f"Support.gather: got length {vector.shape[-1]}, expected d={self._dimension}"
             )
-        return vector.clone() if self.is_full else vector.index_select(-1, self._on(vector.device))
+        return vector.clone() if self.is_full else vector.index_select(-1, self._indices.to(vector.device))
 
     def scatter(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """A d-vector with `values` on the support and `fill` elsewhere."""
@@ -255,7 +224,7 @@ class Support:
         if self.is_full:
             return values.clone()
         out = values.new_full((self._dimension,), fill)
-        out[self._on(values.device)] = values
+        out[self._indices.to(values.device)] = values
         return out
 
     def per_parameter(self, layout: ParameterLayout, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -281,19 +250,14 @@ class Support:
 
     def overlap(self, other: Support) -> int:
         """How many coordinates two supports share."""
-        if other.dimension != self._dimension:
-            raise SparseDPError(f"supports of d={self._dimension} and d={other.dimension} cannot be compared")
         return self.size - self.without(other).size
 
     def without(self, other: Support) -> Support:
         """The coordinates of this support that are not in the other."""
         if other.is_full or not self.size:
             return Support.empty(self._dimension)
-        if not other.size:
-            return self
         mine = self._indices
-        place = torch.searchsorted(other._indices, mine).clamp_(max=other.size - 1)
-        return Support(mine[other._indices[place] != mine], self._dimension)
+        return Support(mine[torch.isin(mine, other._indices, invert=True)], self._dimension)
 
     def union(self, other: Support) -> Support:
         """The coordinates of either support."""
@@ -305,16 +269,8 @@ class Support:
         if layout.dimension != self._dimension:
             raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
 
-    def _on(self, device: torch.device) -> Tensor:
-        if device.type == "cpu":
-            return self._indices
-        if device not in self._by_device:
-            self._by_device[device] = self._indices.to(device)
-        return self._by_device[device]
-
     def __contains__(self, index: int) -> bool:
-        place = int(torch.searchsorted(self._indices, index))
-        return place < self.size and int(self._indices[place]) == index
+        return bool((self._indices == index).any())
 
     def __len__(self) -> int:
         return self.size
@@ -322,9 +278,9 @@ class Support:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Support):
             return NotImplemented
-        if self is other or self._dimension != other._dimension or self.size != other.size:
-            return self is other
-        return self._held is None or torch.equal(self._indices, other._indices)
+        if self._dimension != other._dimension or self.size != other.size:
+            return False
+        return self is other or self._held is None or torch.equal(self._indices, other._indices)
 
     def __hash__(self) -> int:
         if self._hash is None:

@@ -297,7 +297,7 @@ def supports(layout: ParameterLayout) -> dict[str, Support]:
         "random": Support(torch.randperm(d, generator=generator)[: max(1, d // 3)], d),
         "one": Support(torch.randint(0, d, (1,), generator=generator), d),
         "none": Support.empty(d),
-        "rows": Support.from_mask(rows),
+        "rows": Support(rows.nonzero().flatten(), len(rows)),
     }
 
 

@@ -210,7 +210,7 @@ def _at_ratio(
     squares = {"energy": steps, "coherent": 1}
     half = steps // 2
     for score in SCORES:
-        support = Support.top_k(scores[score.name], k)
+        support = Support(ranked(scores[score.name])[:k], len(energies))
         null = pure_noise(k, d, squares[score.name])
         early = ranked(scored(score, seen[:half], nu))
         split = split_concentration(split_of(early, seen[half:], nu), k)
@@ -225,7 +225,7 @@ def _at_ratio(
             "split_std": None if split.share is None else split.share.std,
             "alpha_of_first_half": energy_captured(energies, Support(early[:k], d)),
         }
-    best = Support.top_k(energies, k)
+    best = Support(ranked(energies)[:k], len(energies))
     found["oracle"] = energy_captured(energies, best)
     return found
 
@@ -281,7 +281,7 @@ def _clean_supports(
     for before, now in pairwise(snapshots):
         install(model, before.weights)
         gradient = mean_gradient(make_engine(model, LOSS), batches, clip)
-        found.append(Support.top_k(gradient.abs(), now.support.size))
+        found.append(Support(ranked(gradient.abs())[: now.support.size], len(gradient)))
     return found
 
 
