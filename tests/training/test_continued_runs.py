@@ -16,7 +16,7 @@ from flat_settings import placed
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import PlanConfig, get_method
-from sparsedp.privacy import Charge, Plan, RdpFilter
+from sparsedp.privacy import Plan, RdpFilter
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run, continue_runs
 
@@ -24,7 +24,7 @@ FIRST = a_plan(get_method("dp-sgd"))
 CAP = RdpFilter.for_first_plan(FIRST, 9.0, 1e-3)
 
 
-def draft(epochs: int, batch_size: int = 20) -> Plan:
+def draft(epochs, batch_size: int = 20) -> Plan:
     """A plan whose noise is not known yet."""
     asked = {"epochs": epochs, "batch_size": batch_size, "max_grad_norm": 1.0, "delta": 1e-3}
     return PlanConfig.asked("dp-sgd", units=ROWS, **asked).draft()
@@ -33,39 +33,22 @@ def draft(epochs: int, batch_size: int = 20) -> Plan:
 NEXT = draft(5, 15)
 
 
-def paused(folder: Path, steps: int = 6, plan: Plan = FIRST) -> Path:
+def paused(folder, steps: int = 6, plan: Plan = FIRST) -> Path:
     """A run stopped after some of its 15 steps."""
     advance(a_trainer("dp-sgd", out=folder, plan=plan, seed=None), steps).close()
     return folder
 
 
-def resumed(folder: Path, plan: Plan = FIRST) -> None:
+def resumed(folder, plan: Plan = FIRST) -> None:
     advance(a_trainer("dp-sgd", out=folder, plan=plan, seed=None, resume=True)).finish()
 
 
-def charged(*folders: Path) -> float:
+def charged(*folders) -> float:
     """What their ledgers say was spent, at the filter's order."""
     return sum(CAP.cost(Run.open(folder).ledger.events()) for folder in folders)
 
 
-def without_closing_line(folder: Path) -> bytes:
-    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    closing = next(i for i, line in enumerate(lines) if b'"kind":"closed"' in line)
-    return b"".join(lines[:closing])
-
-
-def test_a_run_whose_remainder_was_given_away_cannot_be_resumed(tmp_path: Path) -> None:
-    first = paused(tmp_path / "first")
-    further = continue_runs(CAP, NEXT, [first])
-    assert CAP.cost(further.events()) > CAP.budget - CAP.cost(FIRST.events())
-    with pytest.raises(PrivacyError, match="cannot be resumed"):
-        resumed(first)
-    second = tmp_path / "second"
-    advance(a_trainer("dp-sgd", out=second, plan=further, seed=None)).finish()
-    assert 0.98 * CAP.budget < charged(first, second) <= CAP.budget
-
-
-def test_a_run_that_can_still_be_resumed_counts_with_its_whole_plan(tmp_path: Path) -> None:
+def test_a_run_that_can_still_be_resumed_counts_with_its_whole_plan(tmp_path):
     first = paused(tmp_path / "first")
     ledger = Run.open(first).ledger
     assert CAP.cost(ledger.committed()) == CAP.cost(FIRST.events()) > charged(first)
@@ -74,30 +57,20 @@ def test_a_run_that_can_still_be_resumed_counts_with_its_whole_plan(tmp_path: Pa
     assert charged(first) + CAP.cost(further.events()) <= CAP.budget
 
 
-def test_a_closed_ledger_takes_no_charge(tmp_path: Path) -> None:
+def test_a_closing_line_that_was_cut_off_is_missed(tmp_path):
     first = paused(tmp_path / "first")
     continue_runs(CAP, NEXT, [first])
-    before = Run.open(first).ledger
-    with Ledger.resume(first / "ledger.jsonl", FIRST, even_closed=True) as ledger:
-        assert ledger.state == before
-        phase = FIRST.phase_at(ledger.next_step)
-        step = Charge(phase.name, ledger.next_step, phase.sampling_rate, phase.noise_multiplier)
-        with pytest.raises(PrivacyError, match="was closed"):
-            ledger.charge(step)
-    assert Run.open(first).ledger.committed() == before.events()
-
-
-def test_a_closing_line_that_was_cut_off_is_missed(tmp_path: Path) -> None:
-    first = paused(tmp_path / "first")
-    continue_runs(CAP, NEXT, [first])
-    (first / "ledger.jsonl").write_bytes(without_closing_line(first))
+    file = first / "ledger.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    closing = next(i for i, line in enumerate(lines) if b'"kind":"closed"' in line)
+    file.write_bytes(b"".join(lines[:closing]))
     with pytest.raises(PrivacyError, match="lines were removed"):
         resumed(first)
     with pytest.raises(PrivacyError, match="lines were removed"):
         continue_runs(CAP, NEXT, [first])
 
 
-def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
+def test_a_second_follower_counts_the_first(tmp_path):
     """Whole if its folder is not named: every plan that was promised something is in the closed ledger."""
     first = paused(tmp_path / "first")
     second_plan = continue_runs(CAP, draft(1), [first])
@@ -113,7 +86,7 @@ def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
         resumed(second, second_plan)
 
 
-def test_a_follower_that_was_lost_counts_whole(tmp_path: Path) -> None:
+def test_a_follower_that_was_lost_counts_whole(tmp_path):
     first = paused(tmp_path / "first")
     lost = CAP.calibrate(draft(1), [(FIRST.fingerprint, FIRST.events())])
     with Ledger.resume(first / "ledger.jsonl", FIRST, even_closed=True) as ledger:
@@ -123,7 +96,7 @@ def test_a_follower_that_was_lost_counts_whole(tmp_path: Path) -> None:
     assert 0.98 * CAP.budget < total <= CAP.budget
 
 
-def test_a_run_that_is_going_on_cannot_be_continued(tmp_path: Path) -> None:
+def test_a_run_that_is_going_on_cannot_be_continued(tmp_path):
     trainer = a_trainer("dp-sgd", out=tmp_path / "first", plan=FIRST, seed=None)
     advance(trainer, 3)
     with pytest.raises(PrivacyError, match="in use"):
@@ -131,7 +104,7 @@ def test_a_run_that_is_going_on_cannot_be_continued(tmp_path: Path) -> None:
     advance(trainer).finish()
 
 
-def _continue_until(dies_at: int, folders: list[Path]) -> None:
+def _continue_until(dies_at, folders: list[Path]) -> None:
     moments = iter(range(10**9))
     write, fsync = os.write, os.fsync
 
@@ -139,13 +112,13 @@ def _continue_until(dies_at: int, folders: list[Path]) -> None:
         if next(moments) == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_in_two(file: int, data: bytes) -> int:
+    def write_in_two(file, data: bytes) -> int:
         half = len(data) // 2
         write(file, data[:half])
         moment()
         return half + write(file, data[half:])
 
-    def slow_fsync(file: int) -> None:
+    def slow_fsync(file) -> None:
         moment()
         fsync(file)
         moment()
@@ -154,7 +127,7 @@ def _continue_until(dies_at: int, folders: list[Path]) -> None:
     continue_runs(CAP, NEXT, folders)
 
 
-def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path: Path) -> None:
+def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path):
     """Open ledgers count whole, closed ones wait for the same plan, and no charged step is forgotten."""
     context = multiprocessing.get_context("fork")
     closed_before, torn_before = set(), 0
@@ -180,115 +153,94 @@ def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path: Path) -> None:
     assert torn_before < 3
 
 
-TOTAL = {"epochs": 2, "batch_size": 10, "max_grad_norm": 0.7, "method": "dp-sgd", "progress": False}
-
-
-def stop(event: object) -> None:
+def stop(event):
     raise KeyboardInterrupt
 
 
-def first_fit(folder: Path, **changes: object) -> sparsedp.Result:
-    told = {"epsilon": 2.0, "delta": 1e-3, "total_epsilon": 9.0, "run_dir": folder, **TOTAL, **changes}
-    return sparsedp.fit(network(), rows(1), loss_fn, **placed(told))
+def fitted(folder, **told):
+    how = {"epochs": 2, "batch_size": 10, "max_grad_norm": 0.7, "method": "dp-sgd", "progress": False}
+    return sparsedp.fit(network(), rows(1), loss_fn, **placed({"run_dir": folder, **how, **told}))
 
 
-def next_fit(folder: Path, earlier: object, **changes: object) -> sparsedp.Result:
-    told = {"continue_from": earlier, "run_dir": folder, **TOTAL, **changes}
-    return sparsedp.fit(network(), rows(1), loss_fn, **placed(told))
+def first_fit(folder, **changes):
+    return fitted(folder, **{"epsilon": 2.0, "delta": 1e-3, "total_epsilon": 9.0, **changes})
 
 
-def spent_under_the_cap(*folders: Path) -> float:
+def spent_under_the_cap(*folders):
     plan = Run.open(folders[0]).plan
     cap = RdpFilter(plan.target_epsilon, plan.delta, plan.continuation.order)
     return sum(cap.cost(Run.open(folder).ledger.events()) for folder in folders) / cap.budget
 
 
-def test_a_fit_that_continues_another_spends_what_its_cap_has_left_and_no_more(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+@pytest.fixture
+def folders(tmp_path):
+    return [tmp_path / name for name in ("first", "second", "third")]
+
+
+def test_a_fit_that_continues_another_spends_what_its_cap_has_left_and_no_more(folders):
+    first, second, third = folders
     first_fit(first)
     before = Run.open(first).plan
     assert (before.target_epsilon, before.accountant, before.continuation.ledgers) == (9.0, "rdp-filter", ())
-    result = next_fit(second, first)
+    result = fitted(second, continue_from=first)
     assert 0.98 < spent_under_the_cap(first, second) <= 1
     assert 8.5 < result.epsilon <= 9.0
     assert all(sparsedp.verify(folder).passed for folder in (first, second))
-    next_fit(tmp_path / "third", [first, second])
-    assert spent_under_the_cap(first, second, tmp_path / "third") <= 1
+    fitted(third, continue_from=[first, second])
+    assert spent_under_the_cap(*folders) <= 1
 
 
-def test_a_fit_that_continues_resumes_with_its_own_plan(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_the_same_remainder_goes_to_no_second_folder(folders):
+    first, second, third = folders
     first_fit(first)
-    with pytest.raises(KeyboardInterrupt):
-        next_fit(second, first, callbacks=[stop])
-    plan = Run.open(second).plan
-    assert next_fit(second, first, resume=True).plan == plan
-    assert spent_under_the_cap(first, second) <= 1
+    fitted(second, continue_from=first)
+    fitted(third, continue_from=first)
+    assert spent_under_the_cap(*folders) <= 1
 
 
-def test_the_same_remainder_goes_to_no_second_folder(tmp_path: Path) -> None:
-    first = tmp_path / "first"
-    first_fit(first)
-    next_fit(tmp_path / "second", first)
-    next_fit(tmp_path / "elsewhere", first)
-    assert spent_under_the_cap(first, tmp_path / "second", tmp_path / "elsewhere") <= 1
-
-
-def test_a_fit_that_failed_before_its_first_step_can_be_asked_for_again(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_a_fit_that_failed_before_its_first_step_can_be_asked_for_again(folders):
+    first, second, _ = folders
     first_fit(first)
     with pytest.raises(SparseDPError):
-        next_fit(second, first, engine="no such engine")
-    next_fit(second, first)
+        fitted(second, continue_from=first, engine="no such engine")
+    fitted(second, continue_from=first)
     assert 0.98 < spent_under_the_cap(first, second) <= 1
 
 
-def test_a_paused_first_run_gives_up_what_it_had_not_spent(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_a_paused_run_gives_up_what_it_had_not_spent_and_one_that_continues_resumes_with_its_plan(folders):
+    first, second, _ = folders
     with pytest.raises(KeyboardInterrupt):
         first_fit(first, callbacks=[stop])
-    next_fit(second, first)
+    with pytest.raises(PrivacyError, match="it is never changed"):
+        first_fit(first, total_epsilon=12.0, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(second, continue_from=first, callbacks=[stop])
+    plan = Run.open(second).plan
+    assert fitted(second, continue_from=first, resume=True).plan == plan
     assert 0.98 < spent_under_the_cap(first, second) <= 1
     with pytest.raises(PrivacyError, match="cannot be resumed"):
         first_fit(first, resume=True)
 
 
-def test_a_run_that_declared_no_cap_cannot_be_continued(tmp_path: Path) -> None:
-    first_fit(tmp_path / "first", total_epsilon=None)
-    with pytest.raises(PrivacyError, match="declared no cap before its first release"):
-        next_fit(tmp_path / "second", tmp_path / "first")
-
-
-def test_a_run_that_continues_another_is_not_continued_without_that(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_a_run_that_continues_another_is_not_continued_without_that(folders):
+    first, second, third = folders
     first_fit(first)
     with pytest.raises(KeyboardInterrupt):
-        next_fit(second, first, callbacks=[stop])
+        fitted(second, continue_from=first, callbacks=[stop])
     with pytest.raises(PrivacyError, match="continues a run that is not named"):
-        next_fit(tmp_path / "third", second)
-    next_fit(tmp_path / "third", [first, second])
-    assert 0.98 < spent_under_the_cap(first, second, tmp_path / "third") <= 1
+        fitted(third, continue_from=second)
+    fitted(third, continue_from=[first, second])
+    assert 0.98 < spent_under_the_cap(*folders) <= 1
 
 
-@pytest.mark.parametrize(
-    "told", [{"epsilon": 1.0}, {"delta": 1e-4}, {"accountant": "pld"}, {"total_epsilon": 20.0}]
-)
-def test_a_budget_beside_what_is_left_is_refused(tmp_path: Path, told: dict[str, object]) -> None:
-    first_fit(tmp_path / "first")
-    with pytest.raises(PrivacyError, match="gets what is left of the cap"):
-        next_fit(tmp_path / "second", tmp_path / "first", **told)
-
-
-def test_other_units_are_not_under_the_cap(tmp_path: Path) -> None:
-    first_fit(tmp_path / "first")
+def test_what_does_not_go_with_a_cap_is_refused(folders):
+    first, second, third = folders
+    first_fit(first)
+    for told in ({"epsilon": 1.0}, {"delta": 1e-4}, {"accountant": "pld"}, {"total_epsilon": 20.0}):
+        with pytest.raises(PrivacyError, match="gets what is left of the cap"):
+            fitted(second, continue_from=first, **told)
     with pytest.raises(PrivacyError, match="one cap is over the same units"):
-        next_fit(tmp_path / "second", tmp_path / "first", unit_ids=torch.arange(60) // 3)
-
-
-def test_a_cap_is_not_declared_or_changed_afterwards(tmp_path: Path) -> None:
-    with pytest.raises(PrivacyError, match="give run_dir"):
-        first_fit(None)
-    with pytest.raises(KeyboardInterrupt):
-        first_fit(tmp_path / "first", callbacks=[stop])
-    with pytest.raises(PrivacyError, match="it is never changed"):
-        first_fit(tmp_path / "first", total_epsilon=12.0, resume=True)
+        fitted(second, continue_from=first, unit_ids=torch.arange(60) // 3)
+    first_fit(second, total_epsilon=None)
+    with pytest.raises(PrivacyError, match="declared no cap before its first release"):
+        fitted(third, continue_from=second)
