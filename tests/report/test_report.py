@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections import Counter
@@ -25,6 +26,7 @@ from sparsedp.loading import DataConfig
 from sparsedp.methods import EverySteps, build_plan
 from sparsedp.report import energy_share, noise_segments, primary_metric
 from sparsedp.report.svg import line_chart, round_axis
+from sparsedp.sklearn import SparseDPClassifier
 
 NEVER_CLOSED = {"meta", "br"}
 ABOUT = RunMetadata(dataset="blobs", model="perceptron")
@@ -308,3 +310,20 @@ def test_line_chart_draws_every_point_inside_its_picture_and_labels_it(values):
     assert "<a>" not in svg
     assert "<b>" not in svg
     assert "-0" not in svg.split("<title>")[0].replace("-0.", "")
+
+
+def test_the_guarantee_of_an_estimator_is_a_page_with_its_odds_and_rounded_against_us(tmp_path):
+    inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    how = {"epsilon": 1.0, "bounds": (-3, 3), "classes": [0, 1], "random_state": 0, "epochs": 1}
+    model = SparseDPClassifier(**how).fit(inputs, (inputs[:, 0] > 0).astype(int))
+    text = Outline(model.guarantee_report(tmp_path / "page.html").read_text()).text
+    for words in ("epsilon = 1", "N = 80", "= 2.72 times as likely", "0.1% 1.0% 10.0% 50.0%"):
+        assert words in text
+    for before, column in ((0.1, 2), (0.5, 3)):  # odds move by at most a factor of e
+        odds = before / (1 - before)
+        for factor, words in ((math.e, "to at most"), (1 / math.e, "at least")):
+            shown = float(text.split(words)[1].split()[column].rstrip("%")) / 100
+            exact = odds * factor / (1 + odds * factor)
+            assert abs(shown - exact) < 2e-4
+            assert (shown >= exact) == (factor > 1)
+    assert "Not for release" in text

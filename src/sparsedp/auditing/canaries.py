@@ -18,12 +18,10 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.estimators import Vector
 from sparsedp.batch import LossFunction, MicroBatch
 from sparsedp.clipping import Clip, FlatClip, LayerClip
-from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Knowledge, SupportScheduler
-from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.charge import Charge, ChargeLog
@@ -99,43 +97,36 @@ def device_of(model: nn.Module) -> torch.device:
 @final
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """Orthogonal unit vectors on a support: each owns some coordinates, with signs; -1 owns none."""
+    """Orthogonal unit vectors on a support: each owns some coordinates, with weights; -1 owns none."""
 
     owner: Indices
-    signs: Vector
-    count: int
+    weights: Vector
+    sizes: Indices
 
     @classmethod
     def random(cls, size: int, most: int, *, single: bool, signed: bool = True) -> Directions:
         """Draw at most `most` directions: of one coordinate each, or of all coordinates shared out."""
         count, order = min(size, most, MAX_CANARIES), PublicRandomness.fresh().permutation(size, (0,)).numpy()
         owner = np.full(size, -1, dtype=np.int64)
-        if single:
-            owner[order[:count]] = np.arange(count)
-        else:
-            owner[order] = np.arange(size) % max(1, count)
-        return cls(owner, np.where(fair_coins(size), 1.0, -1.0) if signed else np.ones(size), count)
+        chosen = order[:count] if single else order
+        owner[chosen] = np.arange(len(chosen)) % max(1, count)
+        sizes = np.bincount(owner[chosen], minlength=count)
+        signs = np.where(fair_coins(size), 1.0, -1.0) if signed else np.ones(size)
+        return cls(owner, np.where(owner >= 0, signs / np.sqrt(sizes)[owner], 0.0), sizes)
 
     @property
-    def sizes(self) -> Indices:
-        """How many coordinates each owns."""
-        return np.bincount(self.owner[self.owner >= 0], minlength=self.count)
-
-    @property
-    def _weights(self) -> Vector:
-        if not self.count:
-            return np.zeros(len(self.owner))
-        return np.where(self.owner >= 0, self.signs / np.sqrt(np.maximum(1, self.sizes))[self.owner], 0.0)
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.sizes)
 
     def combine(self, lengths: Vector) -> Vector:
         """The sum of the directions, each times its length."""
-        return np.where(self.owner >= 0, lengths[self.owner] * self._weights, 0.0)
+        return lengths[self.owner] * self.weights
 
     def scores(self, vector: Vector) -> Vector:
         """The vector's component along each direction."""
         mine = self.owner >= 0
-        found = np.bincount(self.owner[mine], (vector * self._weights)[mine], minlength=self.count)
-        return found.astype(float)
+        return np.bincount(self.owner[mine], (vector * self.weights)[mine], self.count).astype(float)
 
 
 @final
@@ -206,7 +197,7 @@ class AuditedRelease:
         clip = self.query.clip.tightened(grid.bound)
         length: float | Vector = _length(clip)
         if self.counts:
-            norms = torch.from_numpy(np.sqrt(np.maximum(1, directions.sizes)))
+            norms = torch.from_numpy(np.sqrt(directions.sizes))
             length = (norms * clip.factors(norms)).numpy()
         part = torch.from_numpy(directions.combine(present * length))
         total = grid.dequantize(grid.round_and_sum([part])) / sensitivity
@@ -306,24 +297,6 @@ def statistic_release(plan: Plan, phase: Phase, channels: int, number: int) -> A
         query=ClippedSumQuery(Support.full(len(columns)), phase.clip),
         make=make,
     )
-
-
-def preliminary_release(
-    plan: Plan, phase: Phase, step: int, tables: TableRows | None, channels: int
-) -> AuditedRelease:
-    """The release of a step of a phase that does not train.
-
-    Raises:
-        PrivacyError: the audit does not know what it is, so it cannot be attacked.
-    """
-    if phase.name == NORMALISE:
-        return statistic_release(plan, phase, channels, step - plan.first_step(phase.name))
-    if phase.name != SELECT.name or tables is None:
-        raise PrivacyError(
-            f"audit: the phase {phase.name!r} releases something that is not known, so it cannot be attacked; make "
-            "the plan with build_plan"
-        )
-    return row_count_release(plan, phase, step, tables)
 
 
 def _one_batch(present: Coins) -> list[MicroBatch]:

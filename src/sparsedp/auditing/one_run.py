@@ -13,20 +13,22 @@ from sparsedp.auditing.canaries import (
     AuditedRelease,
     AuditTarget,
     Coins,
-    Directions,
     fair_coins,
     gradient_release,
-    preliminary_release,
     row_count_release,
+    statistic_release,
     with_bar,
 )
 from sparsedp.auditing.estimators import Scores, Vector
 from sparsedp.auditing.mechanism import ReleaseFinding
 from sparsedp.auditing.sampling import SamplerTest
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.methods.method import SELECT
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, accountant
+from sparsedp.privacy.mechanism import Release
+from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
 
 
@@ -67,35 +69,40 @@ class OneRunAudit:
         return Scores(evidence[truth], evidence[~truth])
 
     def _release_beforehand(self, phase: Phase, step: int, present: Coins) -> None:
-        tables, channels = self._controller.tables, self._subject.channels
-        target = preliminary_release(self._plan, phase, step, tables, channels)
-        directions = self._canaries(target)
-        released = target.make(directions, present)
-        self._learn(target, directions.scores(target.noisy_sum(released)))
-        if phase.name == SELECT.name:
+        plan, tables = self._plan, self._controller.tables
+        if phase.name == SELECT.name and tables is not None:
+            released = self._attack(row_count_release(plan, phase, step, tables), present)
             self._controller.observe_counts(released)
+        elif phase.name == NORMALISE:
+            number = step - plan.first_step(phase.name)
+            self._attack(statistic_release(plan, phase, self._subject.channels, number), present)
+        else:
+            raise PrivacyError(
+                f"audit: the phase {phase.name!r} releases something that is not known, so it cannot be attacked; "
+                "make the plan with build_plan"
+            )
 
     def _train(self, phase: Phase, step: int, present: Coins) -> None:
         """The count of the step's rows, if it makes one, then its gradient."""
         tables = self._controller.tables
         if phase.count_share and tables is not None and tables.total:
             target = row_count_release(self._plan, phase, step, tables)
-            directions = self._canaries(target)
-            released = target.make(directions, present)
-            self._learn(target, directions.scores(target.noisy_sum(released)))
-            self._controller.observe_counts(released)
+            self._controller.observe_counts(self._attack(target, present))
         asked = self._controller.begin_step(step)
         query = ClippedSumQuery(asked.support, phase.clip, asked.geometry, asked.per_sample_top)
         target = gradient_release(self._plan, phase, step, query, self._layout)
-        directions = self._canaries(target)
+        self._controller.update(self._attack(target, present))
+
+    def _attack(self, target: AuditedRelease, present: Coins) -> Release:
+        """Make the release, and learn from it."""
+        directions = target.directions(len(self._truth), single=False)
         released = target.make(directions, present)
         scores = directions.scores(target.noisy_sum(released))
-        self._seen = min(self._seen, len(scores))
-        self._learn(target, scores)
-        self._controller.update(released)
-
-    def _canaries(self, target: AuditedRelease) -> Directions:
-        return target.directions(len(self._truth), single=False)
+        self._evidence[: len(scores)] += _log_likelihood(scores, target.phase, target.noise_multiplier)
+        if target.phase.trains and not target.counts:
+            self._seen = min(self._seen, len(scores))
+        self.targets[target.name] = target
+        return released
 
     def _members(self, phase: Phase, step: int) -> Coins:
         """The canaries among the units drawn whose coin put them into the data."""
@@ -104,14 +111,12 @@ class OneRunAudit:
         present[drawn[drawn < len(present)]] = True
         return present & self._truth
 
-    def _learn(self, target: AuditedRelease, scores: Vector) -> None:
-        """Log likelihood ratio of a score: sampled at the rate and moved by one clip norm, or not there at all."""
-        rate, noise = target.phase.sampling_rate, target.noise_multiplier
-        evidence = math.log(rate) + (2 * scores - 1) / (2 * noise**2)
-        if rate < 1:
-            evidence = np.logaddexp(math.log1p(-rate), evidence)
-        self._evidence[: len(scores)] += evidence
-        self.targets[target.name] = target
+
+def _log_likelihood(scores: Vector, phase: Phase, noise: float) -> Vector:
+    """Log ratio for each score: sampled at the rate and moved by one clip norm, or not there at all."""
+    rate = phase.sampling_rate
+    moved = math.log(rate) + (2 * scores - 1) / (2 * noise**2)
+    return np.logaddexp(math.log1p(-rate), moved) if rate < 1 else moved
 
 
 def _some_steps(plan: Plan, most: int) -> list[int]:

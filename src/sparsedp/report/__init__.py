@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from itertools import groupby
-from math import ceil, exp, floor
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,8 +33,6 @@ MAX_SEGMENTS = 24
 """Rows of the table of noise energies; a support may change at every step."""
 MAX_NAMES = 60
 """Names of used features of a table."""
-BELIEFS = (0.001, 0.01, 0.1, 0.5)
-"""What an attacker may have believed before, on the page of an estimator's guarantee."""
 METRICS = {
     "auc": "held-out AUC",
     "accuracy": "held-out accuracy",
@@ -83,20 +81,13 @@ def write_guarantee(model: Any, path: Path | str) -> Path:
     plan, result = model.result_.plan, model.result_
     # The promise is the target; what the plan costs is a little less.
     epsilon = max(float(model.epsilon_), float(plan.target_epsilon or 0.0))
-    beliefs = []
-    for chance in BELIEFS:
-        least, most = (1e4 * belief for belief in posterior(chance, epsilon))
-        beliefs.append((f"{chance:.1%}", f"{floor(least) / 100:.2f}%", f"{ceil(most) / 100:.2f}%"))
     content = {
         "model": model,
-        "classes": hasattr(model, "classes_"),
         "plan": plan,
         "ledger": result.ledger,
         "epsilon": epsilon,
         "odds": exp(min(epsilon, 500.0)),
-        "delta": significant(model.delta_),
-        "failures": plan.units * model.delta_,
-        "beliefs": beliefs,
+        "beliefs": {chance: posterior(chance, epsilon) for chance in (0.001, 0.01, 0.1, 0.5)},
         "limitations": describe(plan, evaluated=bool(result.metrics)).limitations,
     }
     return _write("guarantee.html", content, Path(path))
@@ -133,6 +124,8 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
     from sparsedp.auditing.result import saved_audit
 
     plan, record, ledger = run.plan, run.record, run.ledger
+    metrics = record["metrics"] or (run.epochs[-1].metrics if run.epochs else {})
+    primary = primary_metric(metrics)
     segments = noise_segments(plan, run.spans, run.layout.dimension, run.epochs[-1].step if run.epochs else 0)
     settings = {
         name: record[name]
@@ -147,40 +140,23 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "guarantee": describe_run(plan, ledger, record),
         "verification": found,
         "unchecked": UNCHECKED,
-        "tiles": _tiles(run, energy_share(segments, run.layout.dimension)),
+        "metrics": metrics,
+        "primary": primary,
+        "primary_name": METRICS.get(primary or "", primary),
+        "no_skill": None if primary is None else _no_skill(run, primary),
+        "energy_share": energy_share(segments, run.layout.dimension),
         "support_of": _support_of,
         "noise_of": partial(noise_on_mean, plan),
         "epsilons": epsilons(plan),
         "charts": _charts(run),
         "active": run.spans[-1].by_parameter if run.spans else {slot.name: slot.size for slot in run.layout},
+        "active_count": run.spans[-1].active if run.spans else run.layout.dimension,
         "features": _features(run),
         "segments": segments,
         "most_segments": MAX_SEGMENTS,
         "audit": saved_audit(run.path, ledger.head),
         "settings": json.dumps({**settings, "plan": json.loads(plan.to_json())}, indent=2),
     }
-
-
-def _tiles(run: Run, share: float | None) -> list[tuple[str, str, str]]:
-    """Headline numbers: label, value, remark."""
-    plan, d = run.plan, run.layout.dimension
-    metrics = run.record["metrics"] or (run.epochs[-1].metrics if run.epochs else {})
-    key = primary_metric(metrics)
-    tiles = []
-    if key is not None:
-        guess = _no_skill(run, key)
-        beside = "" if guess is None else f"{guess[0]} {metric_text(key, guess[1])}; "
-        tiles.append(
-            (METRICS.get(key, key), metric_text(key, metrics[key]), f"{beside}outside the guarantee")
-        )
-    epsilon = run.record.get("epsilon") or plan.target_epsilon
-    cost = f"at delta {significant(plan.delta)}, for one {plan.unit}" if plan.delta else "protects nobody"
-    tiles.append(("epsilon", epsilon_text(epsilon), cost))
-    k = run.spans[-1].active if run.spans else d
-    tiles.append(("active at the end", percent(k / d), f"{count(k)} of {count(d)} coordinates"))
-    if share is not None:
-        tiles.append(("noise energy", percent(share), "of dense training's, over the run"))
-    return tiles
 
 
 def primary_metric(metrics: Mapping[str, float | None]) -> str | None:
