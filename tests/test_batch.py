@@ -201,6 +201,12 @@ def test_a_criterion_takes_pairs_and_of_other_batches_names_the_way_out(rows):
         from_criterion(nn.MSELoss(reduction="none"))(nn.Identity(), rows)
 
 
+def test_an_error_of_the_criterions_own_is_not_taken_for_one_of_shapes():
+    loss = from_criterion(nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(IndexError, match="out of bounds"):
+        loss(nn.Identity(), (torch.zeros(1, 3), torch.tensor([7])))
+
+
 CRITERIA = {
     "classes": (nn.CrossEntropyLoss, torch.randn(4, 3), torch.tensor([0, 1, 2, 0])),
     "classes of every token": (nn.CrossEntropyLoss, torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))),

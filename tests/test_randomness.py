@@ -45,7 +45,7 @@ def test_only_the_system_source_is_publishable():
 
 def test_public_randomness_cannot_stand_in_for_private():
     public = PublicRandomness(0)
-    for member in ("bernoulli", "below", "publishable"):
+    for member in ("bernoulli", "below", "secret"):
         assert hasattr(PrivateRandomness, member)
         assert not hasattr(public, member)
     assert not hasattr(SystemRandomness(), "permutation")

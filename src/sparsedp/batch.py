@@ -36,20 +36,18 @@ class MicroBatch:
     seed: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        size = example_count(self.rows)
-        if self.units is None:
+        size, units = example_count(self.rows), self.units
+        if units is None:
             return
-        units = self.units
         if units.shape != (size,) or units.is_floating_point():
             raise DataError(
                 f"units: got shape {tuple(units.shape)}, expected one integer for each of {size} rows"
             )
-        if size:
-            steps = units[1:] - units[:-1]
-            if int(units[0]) != 0 or bool(((steps != 0) & (steps != 1)).any()):
-                raise DataError(
-                    "units: expected 0, 0, 1, 2, 2, ...: rows of one unit together, numbered in order"
-                )
+        steps = units.diff(prepend=units.new_zeros(1))
+        if bool(((steps != 0) & (steps != 1)).any()) or bool(units[:1].any()):
+            raise DataError(
+                "units: expected 0, 0, 1, 2, 2, ...: rows of one unit together, numbered in order"
+            )
 
     @property
     def example_count(self) -> int:
@@ -69,13 +67,12 @@ def example_count(rows: Batch) -> int:
     leaves = tensors_of(rows)
     if not leaves:
         raise DataError("a batch holds no tensor; give tensors, or a tuple, list or dict of tensors")
-    if not (type(rows) is tuple and len(leaves) == len(rows)):
-        for leaf in pytree.tree_leaves(rows):
-            if not isinstance(leaf, (Tensor, bool, int, float, str, type(None))):
-                raise DataError(
-                    f"a batch holds a {type(leaf).__name__}, which cannot be taken apart by example; give tensors, "
-                    "or a tuple, list or dict of tensors (of an array: torch.as_tensor, of a BatchEncoding: dict)"
-                )
+    for leaf in leaves if type(rows) is tuple and len(leaves) == len(rows) else pytree.tree_leaves(rows):
+        if not isinstance(leaf, (Tensor, bool, int, float, str, type(None))):
+            raise DataError(
+                f"a batch holds a {type(leaf).__name__}, which cannot be taken apart by example; give tensors, "
+                "or a tuple, list or dict of tensors (of an array: torch.as_tensor, of a BatchEncoding: dict)"
+            )
     counts = {leaf.shape[0] if leaf.dim() else None for leaf in leaves}
     if len(counts) != 1 or None in counts:
         shapes = [tuple(leaf.shape) for leaf in leaves]
@@ -118,31 +115,16 @@ def from_criterion(criterion: Callable[[Any, Tensor], Tensor]) -> LossFunction:
         try:
             return criterion(output, targets)
         except (ValueError, RuntimeError, IndexError) as error:
-            if (reason := _explain_shapes(output, targets)) is not None:
-                raise SparseDPError(reason) from error
-            raise
+            shapes = [tuple(part.shape) for part in (output, targets) if isinstance(part, Tensor)]
+            if len(shapes) < 2 or shapes[0][:1] == shapes[1][:1]:
+                raise
+            raise SparseDPError(
+                f"criterion: outputs of shape {shapes[0]} for targets of {shapes[1]}. Every example is computed "
+                "as a batch of one, and a .squeeze() without an axis in the model's forward drops the axis of the "
+                "examples there: write .squeeze(1), or .flatten(1)"
+            ) from error
 
     return loss
-
-
-def _explain_shapes(output: object, targets: object) -> str | None:
-    """What is wrong with these shapes: examples are computed one by one, where `.squeeze()` takes their axis too."""
-    if not isinstance(output, Tensor) or not isinstance(targets, Tensor):
-        return None
-    if output.shape[:1] != targets.shape[:1]:
-        return (
-            f"criterion: a batch of {len(targets) if targets.dim() else 1} gives outputs of shape "
-            f"{tuple(output.shape)} for targets of shape {tuple(targets.shape)}. Every example is computed as a "
-            "batch of one, and a .squeeze() without an axis in the model's forward drops the axis of the examples "
-            "there: write .squeeze(1), or .flatten(1)"
-        )
-    if output.dim() != targets.dim():
-        return (
-            f"criterion: it does not take outputs of {output.dim()} axes with targets of {targets.dim()}. Give both "
-            "the shapes it expects, such as .squeeze(1) in the model's forward, or targets of shape (1,) in the data "
-            "set"
-        )
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +146,7 @@ def per_sample_loss(criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss)
     """The per-example loss a user means: `PerExampleLoss` as it is, a criterion taken apart by `unreduced`."""
     if isinstance(criterion, PerExampleLoss):
         return criterion.loss
-    if isinstance(criterion, type):
-        raise SparseDPError(
-            f"criterion: got the class {criterion.__name__}, expected an instance: {criterion.__name__}()"
-        )
-    if not callable(criterion):
+    if isinstance(criterion, type) or not callable(criterion):
         raise SparseDPError(
             f"criterion: got {criterion!r}, expected a criterion on (output, target), such as nn.CrossEntropyLoss(), "
             "or PerExampleLoss(lambda model, batch: ...)"
@@ -229,9 +207,11 @@ def _reduction_of(criterion: Callable[..., Any]) -> object:
 
 def _refuse_broadcast(losses: Tensor, output: Any, target: Any) -> None:
     """Refuse (n, 1) outputs against (n,) targets: every example is compared with every target."""
-    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
-        return
-    if losses.numel() > max(output.numel(), target.numel()):
+    if (
+        isinstance(output, Tensor)
+        and isinstance(target, Tensor)
+        and losses.numel() > max(output.numel(), target.numel())
+    ):
         raise SparseDPError(
             f"criterion: got outputs of {output.dim()} axes and targets of {target.dim()}, which are broadcast "
             "against each other, so that every example is compared with every target. Give both the same shape, such "
@@ -241,15 +221,12 @@ def _refuse_broadcast(losses: Tensor, output: Any, target: Any) -> None:
 
 def validate_losses(losses: Tensor, rows: int) -> Tensor:
     """Refuse a loss that is not one number per row, and say how to fix it."""
-    if not isinstance(losses, Tensor):
-        raise SparseDPError(
-            f"the loss returned {type(losses).__name__}, expected a tensor of one loss per row"
-        )
-    if losses.shape == (rows, 1):
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if shape == (rows, 1):
         return losses.squeeze(1)
-    if losses.shape != (rows,):
+    if shape != (rows,):
         raise SparseDPError(
-            f"the loss returned shape {tuple(losses.shape)} for {rows} rows, expected ({rows},): one loss per row. "
+            f"the loss returned {shape} for {rows} rows, expected ({rows},): one loss per row. "
             'Per-sample clipping cannot undo a mean or sum: use reduction="none", and average over all other axes'
         )
     return losses

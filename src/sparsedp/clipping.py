@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,9 +42,9 @@ class FlatClip:
         """Largest L2 change of the clipped sum when one unit comes or goes."""
         return self.norm
 
-    def tightened(self, bound: float) -> FlatClip:
+    def tightened(self, bound: float) -> Self:
         """The same clip with a smaller bound, so as to leave room for what comes after it."""
-        return FlatClip(min(bound, self.norm))
+        return replace(self, norm=min(bound, self.norm))
 
     def factors(self, norms: Tensor) -> Tensor:
         """min(1, C/norm) for each contribution, from its norm."""
@@ -57,26 +58,13 @@ GAMMA = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class AutomaticClip:
+class AutomaticClip(FlatClip):
     """Scale every contribution to nearly the same length: the factor is `norm / (its norm + GAMMA)` (AUTO-S).
 
-    Formal guarantees: The sensitivity of the sum to adding or removing one unit is `norm`.
-    Edge cases: A contribution whose norm is not finite gets factor 0: it counts as absent.
+    Formal guarantees and edge cases: as `FlatClip`.
     """
 
     norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        FlatClip(self.norm)  # refuses what is no norm
-
-    @property
-    def sensitivity(self) -> float:
-        """Largest L2 change of the clipped sum when one unit comes or goes."""
-        return self.norm
-
-    def tightened(self, bound: float) -> AutomaticClip:
-        """The same clip with a smaller bound, so as to leave room for what comes after it."""
-        return AutomaticClip(min(bound, self.norm))
 
     def factors(self, norms: Tensor) -> Tensor:
         """C/(norm + GAMMA) for each contribution, from its norm."""
@@ -119,21 +107,11 @@ class LayerClip:
 
     def factors(self, norms: Tensor) -> Tensor:
         """min(1, C/norm) for each group's part of each contribution: [groups, contributions], as the norms."""
-        if norms.dim() != 2 or norms.shape[0] != len(self.norms):
-            raise SparseDPError(
-                f"LayerClip: got norms of shape {tuple(norms.shape)}, expected one row for each of "
-                f"{len(self.norms)} groups"
-            )
-        return torch.stack(
-            [FlatClip(norm).factors(part) for (_, norm), part in zip(self.norms, norms, strict=True)]
-        )
+        pairs = zip(self.norms, norms, strict=True)
+        return torch.stack([FlatClip(norm).factors(part) for (_, norm), part in pairs])
 
     def group(self, name: str) -> int:
-        """The number of the group that a parameter belongs to.
-
-        Raises:
-            PrivacyError: no pattern matches its name.
-        """
+        """The number of the group that a parameter belongs to."""
         for number, (pattern, _) in enumerate(self.norms):
             if fnmatchcase(name, pattern):
                 return number
@@ -144,11 +122,7 @@ class LayerClip:
         )
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse a trainable parameter without a group, and a group without a parameter.
-
-        Raises:
-            PrivacyError: which.
-        """
+        """Refuse a trainable parameter without a group, and a group without a parameter."""
         unused = set(range(len(self.norms))) - {self.group(name) for name in names}
         if unused:
             patterns = [self.norms[number][0] for number in sorted(unused)]
@@ -195,14 +169,11 @@ class Standardized:
     gain: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.centre.shape != self.scale.shape or self.centre.dim() != 1:
-            raise SparseDPError(
-                f"Standardized: got centre {tuple(self.centre.shape)} and scale {tuple(self.scale.shape)}, "
-                "expected two vectors of one length, the size of the support"
-            )
         finite = self.centre.isfinite().all() and self.scale.isfinite().all()
-        if not bool(finite) or not bool((self.scale > 0).all()):
-            raise SparseDPError("Standardized: centre must be finite and scale finite and positive")
+        if self.centre.shape != self.scale.shape or not bool(finite and (self.scale > 0).all()):
+            raise SparseDPError(
+                "Standardized: centre must be finite, scale finite and positive, and both alike in shape"
+            )
 
     def forward(self, gradient: Tensor) -> Tensor:
         """Into the clipping space: z = (g - centre) / scale, on the last axis."""
@@ -210,12 +181,11 @@ class Standardized:
 
     def inverse(self, value: Tensor) -> Tensor:
         """Back from the clipping space: g = z * scale + centre (Alg. 2 line 13), times the gain."""
-        restored = value * self.scale.to(value) + self.centre.to(value)
-        return restored if self.gain == 1 else restored * self.gain
+        return (value * self.scale.to(value) + self.centre.to(value)) * self.gain
 
     def undo(self, restored: Tensor) -> Tensor:
         """What `inverse` made this from."""
-        return self.forward(restored if self.gain == 1 else restored / self.gain)
+        return self.forward(restored / self.gain)
 
     def noise_scale(self, noise_std: float, size: int) -> Tensor:
         """Standard deviation of the restored noise on each active coordinate: noise_std * scale * gain."""

@@ -44,14 +44,7 @@ TIMEOUT = "SPARSEDP_RANK_TIMEOUT"
 
 
 def connect() -> None:
-    """Join the process group that `torchrun` has prepared, if there is none yet.
-
-    Formal guarantees:
-        Otherwise every process would train, and release, by itself.
-
-    Raises:
-        SparseDPError: another launcher has started several processes, and made no group.
-    """
+    """Join the process group that `torchrun` has prepared, if there is none yet; else every process would release."""
     if not dist.is_available() or dist.is_initialized():
         return
     if dist.is_torchelastic_launched():
@@ -130,24 +123,23 @@ def report_failure(run: Callable[[], T]) -> T:
 
 
 def reduce_sum(values: Tensor) -> Tensor:
-    """Add up all ranks' values, in place; the sum is complete on the main process alone.
+    """Add up all ranks' values; the sum is complete on the main process alone.
 
-    Edge cases:
-        The sum of integers is exact, so neither order nor number of ranks changes a bit; that of floats is not.
+    Edge cases: The sum of integers is exact, so neither order nor number of ranks changes a bit.
     """
-    if world_size() == 1 or not values.numel():
-        return values
-    sent = values.to(_device())
-    _call(lambda: dist.reduce(sent, MAIN))
-    return sent.to(values.device)
+    return _sent(values, lambda sent: dist.reduce(sent, MAIN))
 
 
 def broadcast(values: Tensor) -> Tensor:
     """Give the main process's values to every rank."""
+    return _sent(values, lambda sent: dist.broadcast(sent, MAIN))
+
+
+def _sent(values: Tensor, collective: Callable[[Tensor], Any]) -> Tensor:
     if world_size() == 1 or not values.numel():
         return values
     sent = values.to(_device())
-    _call(lambda: dist.broadcast(sent, MAIN))
+    _call(lambda: collective(sent))
     return sent.to(values.device)
 
 
@@ -227,9 +219,7 @@ def _in_words(failure: Exception | None) -> str | None:
 def _raise_failures(words: list[str | None], own: Exception | None) -> None:
     if own is not None:
         raise own
-    failed = [
-        f"rank {number} stopped the run: {text}" for number, text in enumerate(words) if text is not None
-    ]
+    failed = [f"rank {number} stopped the run: {text}" for number, text in enumerate(words) if text]
     if failed:
         raise RankError("; ".join(failed))
 

@@ -130,9 +130,6 @@ class DataConfig:
     sharded: bool = False
 
 
-Signature = tuple[Any, ...]
-
-
 @final
 class ShapeValidator:
     """Remembers what the first batch looks like, and refuses a batch that looks different.
@@ -144,36 +141,26 @@ class ShapeValidator:
     """
 
     def __init__(self) -> None:
-        self._signature: Signature | None = None
+        self._signature: tuple[Any, ...] | None = None
 
     def check(self, rows: Batch, count: int) -> None:
-        """Refuse a batch made of `count` items that has another number of rows, or other shapes than the first.
-
-        Raises:
-            DataError: not one row for each item.
-            PrivacyError: the shapes differ.
-        """
+        """Refuse a batch made of `count` items that has another number of rows, or other shapes than the first."""
         if example_count(rows) != count:
             raise DataError(
                 "a batch has another number of rows than items were asked for, and each row is clipped on its own; "
                 "make exactly one row of each item"
             )
-        signature = signature_of(rows)
-        if self._signature is None:
-            self._signature = signature
-        elif signature != self._signature:
+        signature = tuple(
+            (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+            for leaf in pytree.tree_leaves(rows)
+            if isinstance(
+                leaf, (Tensor, bool, int, float, str)
+            )  # numbers and texts would be common to all rows
+        )
+        self._signature = self._signature or signature
+        if signature != self._signature:
             raise PrivacyError(
                 "the shape of a row changes from batch to batch, so what a row looks like depends on the rows beside "
                 "it and clipping protects nobody; pad every row to one declared fixed length (in the data set or in "
                 "`collate`), never to the longest of the batch, and give numbers of single rows as tensors"
             )
-
-
-def signature_of(rows: Batch) -> Signature:
-    """Shape of a row and type of every tensor, and every plain number and text, which would be common to all rows."""
-    leaves = pytree.tree_leaves(rows)
-    return tuple(
-        (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-        for leaf in leaves
-        if isinstance(leaf, (Tensor, bool, int, float, str))
-    )

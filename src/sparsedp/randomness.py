@@ -1,8 +1,4 @@
-"""Where random numbers come from: the operating system, or a seed for experiments; public ones are a type apart.
-
-Noise and sampling that protect people take `PrivateRandomness`. Random supports need no secrecy and take
-`PublicRandomness`. Neither can stand in for the other.
-"""
+"""Where random numbers come from: the operating system, or a seed for experiments; public ones are a type apart."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import blake2b
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -74,17 +70,17 @@ class GeneratorMonitor:
 
     def moved(self) -> str | None:
         """Whose generator has been drawn from since, or None; torch's is named only if no other was."""
-        mine, numpys, pythons = self._states()
-        before = self._before
-        if numpys != before[1]:
-            return "NumPy's"
-        if pythons != before[2]:
-            return "Python's"
-        return None if all(map(torch.equal, mine, before[0])) else "torch's"
+        pairs = zip(self._before.items(), self._states().values(), strict=True)
+        return next((whose for (whose, before), now in pairs if before != now), None)
 
-    def _states(self) -> tuple[list[torch.Tensor], object, object]:
+    def _states(self) -> dict[str, object]:
         on_device = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
-        return [torch.get_rng_state(), *on_device], _numpy_state(), random.getstate()
+        name, words, *rest = np.random.get_state()  # noqa: NPY002
+        return {
+            "NumPy's": (name, np.asarray(words).tobytes(), *rest),
+            "Python's": random.getstate(),
+            "torch's": [state.numpy().tobytes() for state in (torch.get_rng_state(), *on_device)],
+        }
 
 
 def seed_generators(seed: bytes, device: torch.device) -> None:
@@ -115,11 +111,6 @@ def fork_generators(seed: bytes, device: torch.device) -> Iterator[None]:
             np.random.set_state(numpys)  # noqa: NPY002
 
 
-def _numpy_state() -> object:
-    name, words, *rest = np.random.get_state()  # noqa: NPY002
-    return name, np.asarray(words).tobytes(), *rest
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StepKey:
@@ -133,13 +124,14 @@ class StepKey:
 
     def seed(self, row: int | None = None) -> bytes:
         """For the global generators while the data set makes this row; without a row, for what all rows share."""
-        return self._derived(b"shared" if row is None else b"row" + row.to_bytes(8, "little"))
+        return self._derived(b"shared" if row is None else b"row", row)
 
     def model_seed(self, first_row: int | None) -> bytes:
         """For the global generators while the model computes a micro-batch, named by its first row."""
-        return self._derived(b"model" + (b"" if first_row is None else first_row.to_bytes(8, "little")))
+        return self._derived(b"model", first_row)
 
-    def _derived(self, name: bytes) -> bytes:
+    def _derived(self, name: bytes, row: int | None) -> bytes:
+        name += b"" if row is None else row.to_bytes(8, "little")
         return blake2b(name, key=self.key, digest_size=SEED_BYTES).digest()
 
 
@@ -162,10 +154,8 @@ class PrivateRandomness(ABC):
 
     __slots__ = ()
 
-    @property
-    @abstractmethod
-    def publishable(self) -> bool:
-        """Whether what it touches may be released with its guarantee."""
+    publishable: ClassVar[bool]
+    """Whether what it touches may be released with its guarantee."""
 
     @abstractmethod
     def _words(self, purpose: int, key: Sequence[int]) -> Words:
@@ -179,12 +169,10 @@ class PrivateRandomness(ABC):
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
         """Add such a number to each of an int64 vector, in place: no second vector of that length exists."""
-        words = self._words(0, key)
-        if sums.device.type == "cpu" and sums.is_contiguous():
-            add_rounded_gaussian(bits, sums.detach().numpy(), words)
-        else:
-            noise = torch.zeros(sums.shape, dtype=torch.int64)
-            add_rounded_gaussian(bits, noise.numpy(), words)
+        in_place = sums.device.type == "cpu" and sums.is_contiguous()
+        noise = sums.detach() if in_place else torch.zeros(sums.shape, dtype=torch.int64)
+        add_rounded_gaussian(bits, noise.numpy(), self._words(0, key))
+        if not in_place:
             sums += noise.to(sums.device)
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -208,10 +196,7 @@ class SystemRandomness(PrivateRandomness):
     takes twenty times as long for a large model's noise.
     """
 
-    @property
-    def publishable(self) -> bool:
-        """Yes."""
-        return True
+    publishable: ClassVar[bool] = True
 
     def _words(self, purpose: int, key: Sequence[int]) -> Words:
         return lambda count: np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
@@ -236,10 +221,7 @@ class SeededRandomness(PrivateRandomness):
     def __post_init__(self) -> None:
         _check_seed(self.seed)
 
-    @property
-    def publishable(self) -> bool:
-        """No."""
-        return False
+    publishable: ClassVar[bool] = False
 
     def _words(self, purpose: int, key: Sequence[int]) -> Words:
         generator = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(purpose, *key)))

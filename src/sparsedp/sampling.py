@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise, repeat, tee
 from typing import Any, cast, final
 
 import numpy as np
@@ -62,21 +62,16 @@ class UnitPartition:
     a block, so all ranks' micro-batches together are the same for any number of ranks. With `shard_sizes` every rank
     holds units that no other has.
 
-    Formal guarantees:
-        Every rank throws the coins of all units it holds and keeps those of its own, so a unit takes part by the one
-        coin that its owner throws. With a seed all ranks throw the same coins.
-
-    Attributes:
-        rank: which rank this is.
-        world_size: how many there are.
-        in_blocks: whether batches are cut for several ranks.
-        shard_sizes: how many units each rank holds, if each holds its own.
+    Formal guarantees: Every rank throws the coins of all units it holds and keeps those of its own, so a unit takes
+    part by the one coin that its owner throws. With a seed all ranks throw the same coins.
     """
 
     rank: int = 0
     world_size: int = 1
     in_blocks: bool = False
+    """Whether batches are cut for several ranks."""
     shard_sizes: tuple[int, ...] | None = None
+    """How many units each rank holds, if each holds its own."""
 
     def total(self, held: int) -> int:
         """N over all ranks, where this one holds so many."""
@@ -90,8 +85,7 @@ class UnitPartition:
         """Which of these units are this rank's."""
         if self.world_size == 1 or self.shard_sizes is not None:
             return np.ones(len(units), dtype=np.bool_)
-        own: npt.NDArray[np.bool_] = (units >> bits) % self.world_size == self.rank
-        return own
+        return np.asarray((units >> bits) % self.world_size == self.rank)
 
     def split(self, units: Indices, bits: int, most: int | None) -> list[slice]:
         """Its own units as micro-batches of at most `most`."""
@@ -129,16 +123,14 @@ class LogicalBatch:
     _ahead: deque[MicroBatch] = field(default_factory=deque, repr=False, init=False)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        return chain(self._loaded(), self.micro_batches)
+        while self._ahead:
+            yield self._ahead.popleft()
+        yield from self.micro_batches
 
     def load_ahead(self) -> tuple[MicroBatch, ...]:
         """Load all of it now, and keep it for the step."""
         self._ahead.extend(self.micro_batches)
         return tuple(self._ahead)
-
-    def _loaded(self) -> Iterator[MicroBatch]:
-        while self._ahead:
-            yield self._ahead.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +201,7 @@ class PoissonSampler:
         self._rate = sampling_rate
         self._randomness = randomness
         self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
-        self._rows = rows
-        self._rows_per_unit = rows_per_unit
+        self._rows, self._rows_per_unit = rows, rows_per_unit
         self._whole_units = whole_units and self._index is not None
         self._max_physical = most
         self._workers = loading.num_workers
@@ -225,7 +216,7 @@ class PoissonSampler:
 
     @property
     def _held(self) -> int:
-        return self._rows if self._index is None else self._index.count
+        return self._rows if self._index is None else len(self._index.sizes)
 
     @property
     def _most_units(self) -> int | None:
@@ -243,12 +234,21 @@ class PoissonSampler:
 
     def batches(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
         """The batches of steps first_step, ..., stop_step - 1, loaded as they are consumed."""
-        if self._workers == 0:
-            for step in range(first_step, stop_step):
-                drawn = self._draw(step)
-                yield LogicalBatch(step, drawn.secret, self._load(drawn))
-        else:
-            yield from self._batches_from_workers(first_step, stop_step)
+        steps: Iterator[_Drawn] = (self._draw(step) for step in range(first_step, stop_step))
+        loaded: Iterator[Batch] | None = None
+        if self._workers:
+            steps, ahead = tee(steps)
+            asked = ((chunk.rows, drawn.secret) for drawn in ahead for chunk in drawn.chunks)
+            loader: DataLoader[Any] = DataLoader(
+                self._fetch, batch_size=None, sampler=asked, num_workers=self._workers, collate_fn=_as_it_is
+            )
+            loaded = (rows for rows in loader)
+        for drawn in steps:
+            rows = loaded or map(self._fetch, [chunk.rows for chunk in drawn.chunks], repeat(drawn.secret))
+            micro_batches = map(self._micro_batch, drawn.chunks, rows, repeat(drawn.secret))
+            yield LogicalBatch(drawn.step, drawn.secret, micro_batches)
+            if loaded:
+                deque(micro_batches, maxlen=0)  # what was not consumed, so that workers keep in step
 
     def _draw(self, step: int) -> _Drawn:
         secret = self._randomness.secret(key=self._partition.key(step))
@@ -289,42 +289,11 @@ class PoissonSampler:
             chunks.append(_Chunk(rows[span], owner[span] - run.start))
         return chunks
 
-    def _load(self, drawn: _Drawn) -> Iterator[MicroBatch]:
-        for chunk in drawn.chunks:
-            yield self._micro_batch(self._fetch(chunk.rows, drawn.secret), chunk, drawn.secret)
-
-    def _micro_batch(self, rows: Batch, chunk: _Chunk, secret: StepKey) -> MicroBatch:
+    def _micro_batch(self, chunk: _Chunk, rows: Batch, secret: StepKey) -> MicroBatch:
         self._shapes.check(rows, len(chunk.rows))
         units = None if chunk.units is None else torch.from_numpy(chunk.units)
         seed = secret.model_seed(int(chunk.rows[0]) if len(chunk.rows) else None)
         return MicroBatch(rows, units, seed)
-
-    def _batches_from_workers(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
-        pending: deque[_Drawn] = deque()
-
-        def asked() -> Iterator[tuple[Indices, StepKey]]:
-            """Row indices for the workers, which run ahead; remembers which steps they belong to."""
-            for step in range(first_step, stop_step):
-                drawn = self._draw(step)
-                pending.append(drawn)
-                for chunk in drawn.chunks:
-                    yield chunk.rows, drawn.secret
-
-        loader: DataLoader[Any] = DataLoader(
-            self._fetch, batch_size=None, sampler=asked(), num_workers=self._workers, collate_fn=_as_it_is
-        )
-        loaded = iter(loader)
-
-        def load(drawn: _Drawn) -> Iterator[MicroBatch]:
-            for chunk in drawn.chunks:
-                yield self._micro_batch(next(loaded), chunk, drawn.secret)
-
-        for _ in range(first_step, stop_step):
-            drawn = pending.popleft()
-            micro_batches = load(drawn)
-            yield LogicalBatch(drawn.step, drawn.secret, micro_batches)
-            for _ in micro_batches:
-                pass
 
 
 def _as_it_is(rows: Batch) -> Batch:
@@ -338,10 +307,6 @@ class _UnitIndex:
     order: Indices
     starts: Indices
     sizes: Indices
-
-    @property
-    def count(self) -> int:
-        return len(self.sizes)
 
     @classmethod
     def of(cls, units: Tensor | Sequence[int], rows: int) -> _UnitIndex:

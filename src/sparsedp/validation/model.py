@@ -5,6 +5,7 @@ All runs here are on made-up examples, which have the structure, shapes and dtyp
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,17 +61,14 @@ class ModelValidation:
     def __init__(self, model: nn.Module, loss: LossFunction, rows: Batch) -> None:
         self._model, self._loss, self._rows = model, loss, rows
         self._modes: tuple[bool, ...] | None = None
-        self._kind: str | None = None
         self._said: set[str] = set()
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         """The kind of made-up examples that the model takes."""
-        if self._kind is None:
-            device = next(self._model.parameters()).device
-            with fork_generators(PublicRandomness(0).generator_seed(()), device):
-                self._kind = _kind_it_takes(self._model, self._loss, to_device(self._rows, device))
-        return self._kind
+        device = next(self._model.parameters()).device
+        with fork_generators(PublicRandomness(0).generator_seed(()), device):
+            return _kind_it_takes(self._model, self._loss, to_device(self._rows, device))
 
     @property
     def examples(self) -> Batch:
@@ -78,12 +76,7 @@ class ModelValidation:
         return made_up(to_device(self._rows, next(self._model.parameters()).device), EXAMPLES, self.kind)
 
     def check(self) -> None:
-        """Validate the model if it is not in the modes it was last validated in; say once what will be slow.
-
-        Raises:
-            ModelError: as `validate_model`.
-            SparseDPError: the loss is not one number per example.
-        """
+        """Validate the model if it is not in the modes it was last validated in; say once what will be slow."""
         modes = modes_of(self._model)
         if modes != self._modes:
             for note in validate_model(self._model, self._loss, self._rows):
@@ -96,10 +89,7 @@ class ModelValidation:
 def validate_model(model: nn.Module, loss: LossFunction, rows: Batch) -> tuple[str, ...]:
     """Refuse what isolation cannot make private or would change the meaning of; give notes on what will be slow.
 
-    Refused are parameters that are not finite, layers that use the whole batch by design, hooks, custom
-    `autograd.Function`s, writes to parameters and buffers in the forward pass, and models or losses that give a batch
-    other results than its examples one by one. What PyTorch cannot vectorise is no reason to refuse: it goes one
-    example after the other.
+    What PyTorch cannot vectorise is no reason to refuse: it goes one example after the other.
 
     Edge cases: where results are random beyond dropout, in evaluation mode too, meaning is not compared.
 
@@ -134,11 +124,7 @@ def validate_model(model: nn.Module, loss: LossFunction, rows: Batch) -> tuple[s
 
 
 def refuse_known_layers(model: nn.Module) -> None:
-    """Refuse layers that use or remember the whole batch, in the modes they are in.
-
-    Raises:
-        ModelError: the layer by name, and the remedy.
-    """
+    """Refuse layers that use or remember the whole batch, in the modes they are in."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             raise ModelError(
@@ -151,24 +137,17 @@ def refuse_known_layers(model: nn.Module) -> None:
             raise ModelError(f"{describe(name, module)}: {reason}")
 
 
-_GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
-
-
 def refuse_hooks(model: nn.Module) -> None:
-    """Refuse hooks on gradients: a vectorised run skips them, or they would be given all examples' at once.
-
-    Raises:
-        ModelError: where the hook is.
-    """
-    found = next((f"all modules ({name})" for name in _GLOBAL_HOOKS if getattr(torch_module, name)), None)
+    """Refuse hooks on gradients: a vectorised run skips them, or they would be given all examples' at once."""
+    for name in ("forward", "forward_pre", "backward", "backward_pre"):
+        if getattr(torch_module, f"_global_{name}_hooks"):
+            raise _hook_refused(f"all modules ({name})")
     for name, part in model.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            found = found or f"the backward pass of {describe(name, part)}"
+            raise _hook_refused(f"the backward pass of {describe(name, part)}")
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            found = found or f"parameter {name!r}"
-    if found is not None:
-        raise _hook_refused(found)
+            raise _hook_refused(f"parameter {name!r}")
 
 
 def _hook_refused(where: str) -> ModelError:
@@ -224,20 +203,25 @@ def _refuse_writes_and_functions(
 
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Leave parameters and buffers as they were, in whatever tensors hold them; gives their values."""
+    """Leave modes, parameters and buffers as they were, in whatever tensors hold them; gives their values."""
     before = _values(model)
+    modes = [(module, module.training) for module in model.modules()]
     try:
         yield before
     finally:
-        with torch.no_grad():
-            for name, value in [*model.named_parameters(), *model.named_buffers()]:
-                if name in before and not _same(before[name], value):
-                    value.data.copy_(before[name])
+        for module, training in modes:
+            module.training = training
+        for name, value in _tensors(model):
+            if name in before and not _same(before[name], value):
+                value.data.copy_(before[name])
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: value.detach().clone() for name, value in named}
+    return {name: value.detach().clone() for name, value in _tensors(model)}
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -276,19 +260,17 @@ def _tensor_hooks() -> Iterator[list[str]]:
 
 
 class _Results(NamedTuple):
-    """Losses, outputs of modules in the order of calls, and the tolerance of the coarsest numbers among them.
-
-    Outputs go by the module's name, the number of its call, and the place among the tensors it returned.
-    """
+    """Losses, outputs of modules in the order of calls, and the tolerance of the coarsest numbers among them."""
 
     losses: Tensor
     outputs: dict[tuple[str, int, int], Tensor]
+    """By the module's name, the number of its call, and the place among the tensors it returned."""
     tolerance: float
 
 
 def _refuse_other_meaning(model: nn.Module, loss: LossFunction, made: Batch) -> None:
     """Compare a batch with its examples one by one, with the model's parameters and with others nearby."""
-    with _modes_put_back(model), WithoutDropout():
+    with WithoutDropout():
         if _is_random(model, loss, made):
             model.eval()
             if _is_random(model, loss, made):
@@ -386,16 +368,6 @@ def _differ(a: Tensor, b: Tensor, allowed: float) -> bool:
     x, y = (t.double().nan_to_num().reshape(len(t), -1) for t in (a, b))
     scale = torch.maximum(x.abs().amax(1), y.abs().amax(1)).clamp(min=1e-6)
     return bool(((x - y).abs().amax(1) > allowed * scale).any())
-
-
-@contextmanager
-def _modes_put_back(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 class WithoutDropout(TorchFunctionMode):

@@ -15,7 +15,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple, cast, final
 
@@ -54,16 +54,14 @@ _GENERATORS = (torch.Generator, random.Random, *_NUMPYS)
 class StateGuard:
     """Compares the state of a model and its loss before and after a step.
 
-    Parameters and buffers, those of a criterion or a teacher included, must be as they were. PyTorch's version
-    counters show every ordinary write at no cost. A write through `.data` or a NumPy view does not move them, so at
-    the first step and at the last of every epoch digests of the values are compared too.
+    Parameters and buffers, those of a criterion or a teacher included, must be as they were. Version counters show
+    every ordinary write. A write through `.data` or a NumPy view does not move them, so at the first step and at the
+    last of every epoch digests of the values are compared too.
 
-    Other state is what attributes of modules, of parameters and of the loss, its closure and the arguments of a
-    `partial` hold: tensors, arrays, numbers, texts, in containers and objects, however nested, and how far generators
-    of random numbers have got: what one of a known seed gives an example depends on those before it. What has
-    changed is put back, and model and loss run on made-up examples instead, all zero: what then differs from what
-    the step left depends on the examples or on their number. So a mask cached by its shape may stay; the last input
-    may not.
+    Other state is what attributes of modules, of parameters and of the loss, its closure and arguments hold, however
+    nested, and how far generators of random numbers have got. What has changed is put back, and model and loss run on
+    zeros instead: what then differs from what the step left depends on the examples or on their number. So a mask
+    cached by its shape may stay; the last input may not.
 
     Formal guarantees: nothing that is kept is a function of the examples, as far as it is watched. Under vmap, what
     is computed from an example is wrapped, and refused whatever its value.
@@ -79,21 +77,13 @@ class StateGuard:
         self._untried = _State(model, loss, by_value=True)
 
     def check(self) -> None:
-        """Run model and loss on a few examples, and compare with how all was when this guard was made.
-
-        Raises:
-            PrivacyError: they keep something of what they have seen since then, and under which name.
-        """
+        """Run model and loss on a few examples; what they keep since this guard was made raises a `PrivacyError`."""
         self._run(self._some_rows())
         self._refuse_memories(self._untried, _State(self._model, self._loss, by_value=True))
 
     @contextmanager
     def untouched(self, *, last_of_epoch: bool) -> Iterator[None]:
-        """Watch model and loss while gradients are computed.
-
-        Raises:
-            PrivacyError: their state changed, and which.
-        """
+        """Watch model and loss while gradients are computed; what changed raises a `PrivacyError`."""
         by_value, self._first = last_of_epoch or self._first, False
         others = not self._large or by_value
         before = _State(self._model, self._loss, by_value=by_value) if others else None
@@ -219,33 +209,29 @@ class _State:
         if isinstance(value, _PLAIN):
             plain = repr(value) if isinstance(value, _NUMBERS) else value
             self.marks[name] = _Mark(None, (type(value), plain))
-        elif isinstance(value, _GENERATORS):
+            return
+        if isinstance(value, _GENERATORS):
             self._seen[id(value)] = value
             self.marks[name] = _Mark((id(value),), _standing(value))
-        elif (
-            isinstance(value, _SKIPPED) or _is_machinery(cast("Any", type(value))) or id(value) in self._seen
-        ):
             return
-        elif isinstance(value, Tensor):
-            self._seen[id(value)] = value
+        if isinstance(value, _SKIPPED) or _is_machinery(cast("Any", type(value))) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
             digest = tensor_digest(value) if self._by_value else None
             wrapped = _functorch.is_functorch_wrapped_tensor(value)
             self.marks[name] = _Mark(_mark(value), (tuple(value.shape), str(value.dtype), digest), wrapped)
             self._variables(name, value)
         elif isinstance(value, _BYTES):
-            self._seen[id(value)] = value
-            raw = value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
-            if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-                raw = repr(value).encode()
-            self.marks[name] = _Mark((id(value),), (type(value), raw))
+            objects = isinstance(value, np.ndarray) and value.dtype.kind == "O"
+            raw = value.tobytes() if hasattr(value, "tobytes") else bytes(value)
+            self.marks[name] = _Mark((id(value),), (type(value), repr(value) if objects else raw))
         elif isinstance(value, nn.Module):
-            self._seen[id(value)] = value
             self.modules.append((name, value))
             self._attributes(name, value)
             for inner, module in value._modules.items():
                 self._visit(f"{name}.{inner}", module)
         else:
-            self._seen[id(value)] = value
             self._parts(name, value)
 
     def _attributes(self, prefix: str, module: nn.Module) -> None:
@@ -270,19 +256,21 @@ class _State:
                 for part in ("__defaults__", "__kwdefaults__"):
                     self._visit(f"{name}.{part}", getattr(value, part))
                 self._variables(name, value)
-        elif isinstance(value, types.MethodType):
-            self._visit(f"{name}.__self__", value.__self__)
-            self._visit(name, value.__func__)
-        elif isinstance(value, functools.partial):
-            for part in ("func", "args", "keywords"):
-                self._visit(f"{name}.{part}", getattr(value, part))
+        elif isinstance(value, (types.MethodType, functools.partial)):
+            held = (
+                ("func", "args", "keywords")
+                if isinstance(value, functools.partial)
+                else ("__self__", "__func__")
+            )
+            for part in held:
+                self._visit(name if part == "__func__" else f"{name}.{part}", getattr(value, part))
         elif isinstance(value, dict):
             self._holders.append((value, dict(value)))
             for place, (key, inner) in enumerate(list(value.items())):
-                if isinstance(key, _PLAIN):
-                    self._visit(f"{name}[{key!r}]", inner)
-                else:
-                    self._visit(f"{name}[value {place}]", inner)
+                self._visit(
+                    f"{name}[{key!r}]" if isinstance(key, _PLAIN) else f"{name}[value {place}]", inner
+                )
+                if not isinstance(key, _PLAIN):
                     self._visit(f"{name}[key {place}]", key)
             self._variables(name, value)
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -303,12 +291,9 @@ class _State:
         if id(cell) in self._seen:
             return
         self._seen[id(cell)] = cell
-        try:
-            held = cell.cell_contents
-        except ValueError:  # not set yet
-            return
-        self._holders.append((cell, held))
-        self._visit(name, held)
+        with suppress(ValueError):  # not set yet
+            self._holders.append((cell, cell.cell_contents))
+            self._visit(name, cell.cell_contents)
 
     def _opaque(self, value: Any) -> _Mark:
         """Of what cannot be looked into: what pickle makes of it; of a lock or a file, the type."""
@@ -332,7 +317,7 @@ def _standing(generator: Any) -> object:
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
-        return repr(generator.get_state(legacy=False))
+        generator = generator._bit_generator
     return repr(getattr(generator, "bit_generator", generator).state)
 
 
