@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sparsedp.auditing import AuditResult
@@ -43,30 +42,19 @@ from sparsedp_experiments.runs.tables import markdown_table
 CONFIG, RECORDS = CONFIGS / "audit.toml", RESULTS / "audit.jsonl"
 
 
-def audit_settings(
-    settings: Settings,
-    *,
-    run: Path | None = None,
-    confidence: float = 0.95,
-    steps: int = 200,
-    progress: bool = False,
-) -> AuditResult:
-    """Attack what `execute` would run with these settings, or the run in a folder that it made with them."""
-    found = check(settings)
-    bundle = load_data(found)
-    model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
-    found = suited_to(model, found, bundle)
+def audit_settings(settings: Settings, *, confidence: float = 0.95, steps: int = 200) -> AuditResult:
+    """Attack what `execute` would run with these settings."""
+    subject, found, bundle = _subject(settings)
     return audit_plan(
-        model,
+        subject.model,
         bundle.train,
-        loss_of(model),
-        plan=_spec(model, found, bundle).plan() if run is None else None,
-        run=run,
-        data=_loading(found, bundle),
+        loss_of(subject.model),
+        plan=subject.plan,
+        data=subject.loading,
         engine=found.engine,
         confidence=confidence,
         steps=steps,
-        progress=progress,
+        progress=False,
     )
 
 
@@ -74,6 +62,18 @@ def attack_settings(
     settings: Settings, *, records: int, trainings: int = 1, confidence: float = 0.95
 ) -> MembershipFinding:
     """Train what `execute` would with planted records, and tell those by the losses of the models alone: minutes."""
+    subject, found, bundle = _subject(settings)
+    how = MembershipAttackConfig(
+        records=records,
+        trainings=trainings,
+        optimizer=optimizer_of(found),
+        lr=rate_of(found, bundle, subject.model),
+    )
+    return attack_membership(subject, subject.model, how, 1 - confidence)
+
+
+def _subject(settings: Settings) -> tuple[AuditTarget, Settings, DataBundle]:
+    """Model, data, loss and plan of what `execute` would run."""
     found = check(settings)
     bundle = load_data(found)
     model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
@@ -83,21 +83,14 @@ def attack_settings(
         dataset=bundle.train,
         loss=per_sample_loss(loss_of(model)),
         plan=_spec(model, found, bundle).plan(),
-        loading=_loading(found, bundle),
+        loading=DataConfig(
+            unit_ids=None if found.unit == "row" else bundle.train.units,
+            rows_per_unit=found.rows_per_unit,
+            max_physical_batch=found.max_physical_batch,
+        ),
         engine=found.engine,
     )
-    how = MembershipAttackConfig(
-        records=records, trainings=trainings, optimizer=optimizer_of(found), lr=rate_of(found, bundle, model)
-    )
-    return attack_membership(subject, model, how, 1 - confidence)
-
-
-def _loading(found: Settings, bundle: DataBundle) -> DataConfig:
-    return DataConfig(
-        unit_ids=None if found.unit == "row" else bundle.train.units,
-        rows_per_unit=found.rows_per_unit,
-        max_physical_batch=found.max_physical_batch,
-    )
+    return subject, found, bundle
 
 
 def _spec(model: Any, found: Settings, bundle: DataBundle) -> PlanConfig:

@@ -31,7 +31,7 @@ from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.figures.study import Point, Study
 from sparsedp_experiments.runs.execute import build_model, load_data
 from sparsedp_experiments.runs.settings import Settings
-from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
+from sparsedp_experiments.theory.communication import support_bytes, traffic
 from sparsedp_experiments.theory.criteria import (
     concentration_curve,
     energy_captured,
@@ -297,31 +297,18 @@ def _spread(times: Tensor) -> float:
     return float(times.double().var(correction=0))
 
 
-@final
-class Messages:
-    """A callback that encodes every update of a phase."""
-
-    def __init__(self, phase: str) -> None:
-        self._phase = phase
-        self.supports: list[Support] = []
-        self.values: list[bytes] = []
-
-    def __call__(self, event: StepReport | EpochMetrics) -> None:
-        if isinstance(event, StepReport) and event.phase == self._phase:
-            self.supports.append(event.released.support)
-            self.values.append(encode_values(event.released.mean))
-
-
 def measure_wire(study: Study, point: Point) -> dict[str, Any]:
-    """One run; the updates of its sparse phase, encoded, with the last support decoded as a check."""
+    """One run; what the updates of its sparse phase take."""
     trainer, _ = open_trainer(study.run_settings(point))
-    messages = Messages(trainer.plan.phases[-1].name)
-    train_until(trainer, trainer.plan.total_steps, (messages,))
+    phase, supports = trainer.plan.phases[-1].name, []
+
+    def keep(event: StepReport | EpochMetrics) -> None:
+        if isinstance(event, StepReport) and event.phase == phase:
+            supports.append(event.released.support)
+
+    train_until(trainer, trainer.plan.total_steps, (keep,))
     trainer.close()
-    sent = traffic(messages.supports, messages.values)
-    last = messages.supports[-1]
-    message = encode_support(last)
-    same = decode_support(message, last.size, last.dimension) == last
+    sent, last = traffic(supports), supports[-1]
     return {
         "d": last.dimension,
         "k": last.size,
@@ -330,7 +317,6 @@ def measure_wire(study: Study, point: Point) -> dict[str, Any]:
         "index_bytes": sent.indices,
         "dense_bytes": sent.dense,
         "share": sent.share,
-        "one_support_bytes": len(message),
+        "one_support_bytes": support_bytes(last),
         "four_byte_indices": 4 * last.size,
-        "round_trip": same,
     }

@@ -31,7 +31,6 @@ from sparsedp.runs.record import RunMetadata
 from sparsedp.training.fit import fit, public_weights
 from sparsedp.training.normalization import Normalised
 from sparsedp_experiments import data as datasets
-from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.registry import public_checksum
 from sparsedp_experiments.models import MODELS
@@ -316,7 +315,7 @@ def about(settings: Settings, bundle: DataBundle) -> RunMetadata:
         "evaluated_on": "test" if settings.validation is None else "validation",
         "held_out_counts": bundle.test.class_counts(len(bundle.classes)),
     }
-    source = DATASETS[settings.dataset].source
+    source = datasets.DATASETS[settings.dataset].source
     return RunMetadata(
         dataset=settings.dataset,
         model=settings.model,

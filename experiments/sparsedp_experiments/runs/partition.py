@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from torch import nn
 
-from sparsedp._serialization import FrozenMap, canonical, sha256
+from sparsedp._serialization import canonical, sha256
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import ClippedSumQuery, make_engine
@@ -38,7 +38,7 @@ from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.runs.execute import build_model, evaluator, load_data
 from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Contrast, read_toml
 from sparsedp_experiments.runs.papers import label, read_paper
-from sparsedp_experiments.runs.results import Record, append_row, commit, make_rows, read_rows
+from sparsedp_experiments.runs.results import Record, commit, make_rows, measured, read_rows
 from sparsedp_experiments.runs.settings import Settings
 from sparsedp_experiments.runs.tables import NONE, difference_text, markdown_table, mean_text
 
@@ -83,18 +83,19 @@ def noise_multiplier(steps: Steps, epsilon: float, accountant: str) -> float:
 
 def noise_table() -> list[str]:
     """AdaDPIGU's Table 3, the noise for its epsilons, from records; what has none is computed and appended."""
-    rows = (row for row in read_rows(_NOISE_RECORDS) if row["experiment"] == "adadpigu-table3")
-    found: dict[str, float] = {row["config_hash"]: row["noise"] for row in rows}
 
     def ours(dataset: str, epsilon: float, accountant: str) -> float:
         steps = ADADPIGU[dataset]
         question = {**asdict(steps), "epsilon": epsilon, "delta": DELTA, "accountant": accountant}
-        name = sha256(canonical(question))
-        if name not in found:
-            found[name] = round(noise_multiplier(steps, epsilon, accountant), 6)
-            head = {"experiment": "adadpigu-table3", "config_hash": name}
-            append_row(_NOISE_RECORDS, {**head, "question": question, "noise": found[name]})
-        return found[name]
+        key = {
+            "experiment": "adadpigu-table3",
+            "config_hash": sha256(canonical(question)),
+            "question": question,
+        }
+        noise = measured(
+            _NOISE_RECORDS, key, lambda: {"noise": round(noise_multiplier(steps, epsilon, accountant), 6)}
+        )
+        return float(noise["noise"])
 
     lines = []
     for (dataset, epsilon), number in read_paper("adadpigu").table("table3").rows.items():
@@ -142,24 +143,16 @@ class Partitions:
 
 def read_partitions() -> Partitions:
     """Every record of them there is."""
-    axes: dict[str, list[str]] = {"epsilon": [], "method": [], "sampling": []}
+    axes: dict[str, dict[str, None]] = {"epsilon": {}, "method": {}, "sampling": {}}
     records = []
     for row in (row for row in read_rows(_RECORDS) if row["experiment"] == NAME):
         settings = row["settings"]
         cell = {axis: label(settings[axis]) for axis in axes}
         for axis, found in cell.items():
-            axes[axis] += [] if found in axes[axis] else [found]
-        seed, ratio = settings["seed"], settings["active_ratio"]
-        metrics, spent = {"accuracy": row["accuracy"]}, row["epsilon"]
-        known = {
-            "cell": cell,
-            "seed": seed,
-            "metrics": metrics,
-            "epsilon_spent": spent,
-            "active_ratio": ratio,
-        }
-        records.append({**known, "settings": settings})
-    return Partitions(axes, tuple(records))
+            axes[axis][found] = None
+        metrics = {"metrics": {"accuracy": row["accuracy"]}, "epsilon_spent": row["epsilon"]}
+        records.append({**settings, **metrics, "cell": cell, "settings": settings})
+    return Partitions({axis: list(found) for axis, found in axes.items()}, tuple(records))
 
 
 def trained_table(found: Partitions) -> list[str]:
@@ -186,105 +179,82 @@ def trained_table(found: Partitions) -> list[str]:
     return [said, "", *markdown_table(headings, rows), ""]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """The settings of one training; `active_ratio` is the final one of random sparsification."""
-
-    model: str
-    epsilon: float
-    delta: float
-    method: str
-    active_ratio: float
-    epochs: int
-    batch_size: int
-    clip_norm: float
-    lr: float
-    momentum: float
-    sampling: str
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What came out.
-
-    Attributes:
-        accuracy: on the test part, after the last step.
-        noise_multiplier: that of Poisson sampling at the target epsilon, whatever the batches were.
-        epsilon: the true one: the target for Poisson batches, one Gaussian mechanism per epoch for partitions.
-    """
-
-    accuracy: float
-    noise_multiplier: float
-    epsilon: float
-
-
 def read_config() -> dict[str, Any]:
     """The experiment."""
     found: dict[str, Any] = read_toml(CONFIGS / "partition.toml")[NAME]
     return found
 
 
-def trainings(config: Mapping[str, Any]) -> Iterator[Training]:
-    """Every training, seeds outermost."""
+def trainings(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings of every training, seeds outermost; `active_ratio` is the final one of random sparsification."""
     shared = {name: config[name] for name in _SHARED}
     cells = itertools.product(config["seeds"], config["epsilon"], config["method"], config["sampling"])
     for seed, epsilon, (method, ratio), sampling in cells:
-        yield Training(
-            **shared, epsilon=epsilon, method=method, active_ratio=ratio, sampling=sampling, seed=seed
-        )
+        own = {
+            "epsilon": epsilon,
+            "method": method,
+            "active_ratio": ratio,
+            "sampling": sampling,
+            "seed": seed,
+        }
+        yield {**shared, **own}
 
 
 def train_missing() -> None:
     """Train what has no record yet, one line of JSON per training."""
     torch.set_num_threads(1)
     config = read_config()
-    done = {row["config_hash"] for row in read_rows(_RECORDS)}
-    asked = [(one, {"dataset": config["dataset"], **asdict(one)}) for one in trainings(config)]
-    left = [(one, settings) for one, settings in asked if sha256(canonical(settings)) not in done]
     bundle = load_data(Settings(dataset=config["dataset"]))
-    for training, settings in track(left, description=config["title"]):
+    for settings in track(list(trainings(config)), description=config["title"]):
         began = time.monotonic()
-        found = train(training, bundle)
-        record = {
-            "format": 1,
-            "experiment": NAME,
-            "config_hash": sha256(canonical(settings)),
-            "settings": settings,
-            "data_variant": bundle.variant,
-            **asdict(found),
-            "commit": commit(),
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        append_row(_RECORDS, record)
+
+        def measure(settings: Mapping[str, Any] = settings, began: float = began) -> Record:
+            found = train(settings, bundle)
+            seconds = round(time.monotonic() - began, 1)
+            return {"data_variant": bundle.variant, **found, "commit": commit(), "seconds": seconds}
+
+        asked = {"dataset": config["dataset"], **settings}
+        key = {"format": 1, "experiment": NAME, "config_hash": sha256(canonical(asked)), "settings": asked}
+        measured(_RECORDS, key, measure)
 
 
-def train(training: Training, bundle: DataBundle) -> Trained:
-    """Train with the library's step and either kind of batches, then evaluate."""
-    method = get_method(training.method, active_ratio=training.active_ratio)
+def train(asked: Mapping[str, Any], bundle: DataBundle) -> dict[str, float]:
+    """Train with the library's step and either kind of batches, then evaluate.
+
+    Gives the accuracy on the test part after the last step, the noise multiplier of Poisson sampling at the target
+    epsilon, whatever the batches were, and the true epsilon: the target for Poisson batches, that of one Gaussian
+    mechanism per epoch for partitions.
+    """
+    seed, clip_norm = asked["seed"], asked["clip_norm"]
+    method = get_method(asked["method"], active_ratio=asked["active_ratio"])
     plan = build_plan(
         method,
         units=len(bundle.train),
-        batch_size=training.batch_size,
-        epochs=training.epochs,
-        epsilon=training.epsilon,
-        delta=training.delta,
-        max_grad_norm=training.clip_norm,
+        max_grad_norm=clip_norm,
+        **{name: asked[name] for name in ("batch_size", "epochs", "epsilon", "delta")},
     )
-    model = build_model(training.model, FrozenMap({}), bundle.input_shape, len(bundle.classes), training.seed)
+    model = build_model(asked["model"], {}, bundle.input_shape, len(bundle.classes), seed)
     layout, (phase,) = ParameterLayout.of(model), plan.phases
     engine = make_engine(model, from_criterion(nn.CrossEntropyLoss(reduction="none")))
-    controller = SupportScheduler(plan, layout, PublicRandomness(training.seed))
+    controller = SupportScheduler(plan, layout, PublicRandomness(seed))
     learn = SupportOptimizer(
         model,
         layout,
-        torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum),
+        torch.optim.SGD(model.parameters(), lr=asked["lr"], momentum=asked["momentum"]),
         coasts=method.off_support is OffSupport.COASTS,
     )
-    randomness = SeededRandomness(training.seed)
-    for batch in _BATCHES[training.sampling](bundle, plan, randomness):
+    randomness, partitioned = SeededRandomness(seed), asked["sampling"] == PARTITION
+    if partitioned:
+        batches = partition_batches(bundle, plan, seed)
+    else:
+        loading = DataConfig(max_physical_batch=_AT_ONCE)
+        sampler = PoissonSampler(
+            bundle.train, sampling_rate=phase.sampling_rate, randomness=randomness, loading=loading
+        )
+        batches = sampler.batches(0, phase.steps)
+    for batch in batches:
         setting = controller.begin_step(batch.step)
-        query = ClippedSumQuery(setting.support, FlatClip(training.clip_norm), setting.geometry)
+        query = ClippedSumQuery(setting.support, FlatClip(clip_norm), setting.geometry)
         released = GaussianMechanism(ChargeLog(), randomness).release(
             GradientSum(engine, batch, query),
             Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
@@ -295,10 +265,9 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     model.eval()
     with torch.no_grad():
         accuracy = float(evaluator(bundle.test)(model)["accuracy"] or 0.0)
-    partitioned = training.sampling == PARTITION
     noise = phase.noise_multiplier
-    true = gaussian_epsilon(noise, training.epochs, training.delta) if partitioned else training.epsilon
-    return Trained(accuracy, noise, true)
+    true = gaussian_epsilon(noise, asked["epochs"], asked["delta"]) if partitioned else asked["epsilon"]
+    return {"accuracy": accuracy, "noise_multiplier": noise, "epsilon": true}
 
 
 def partition_batches(bundle: DataBundle, plan: Plan, seed: int) -> Iterator[LogicalBatch]:
@@ -316,20 +285,3 @@ def partition_batches(bundle: DataBundle, plan: Plan, seed: int) -> Iterator[Log
             yield LogicalBatch(step, secret, batches)
         before = end
     assert before == phase.steps
-
-
-def _poisson_batches(bundle: DataBundle, plan: Plan, randomness: SeededRandomness) -> Iterator[LogicalBatch]:
-    (phase,) = plan.phases
-    sampler = PoissonSampler(
-        bundle.train,
-        sampling_rate=phase.sampling_rate,
-        randomness=randomness,
-        loading=DataConfig(max_physical_batch=_AT_ONCE),
-    )
-    return sampler.batches(0, phase.steps)
-
-
-_BATCHES: Mapping[str, Callable[[DataBundle, Plan, SeededRandomness], Iterator[LogicalBatch]]] = {
-    POISSON: _poisson_batches,
-    PARTITION: lambda bundle, plan, randomness: partition_batches(bundle, plan, randomness.seed),
-}

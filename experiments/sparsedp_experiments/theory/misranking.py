@@ -54,11 +54,6 @@ class Pair:
         return v**2 + v * (self.larger**2 + self.smaller**2)
 
 
-def score_variance(gradient: float, noise_std: float, steps: int) -> float:
-    """Variance of the energy score, `(2 nu^4 + 4 nu^2 G^2)/T` (TP-TopK, App. B.1 step 1)."""
-    return (2 * noise_std**4 + 4 * noise_std**2 * gradient**2) / steps
-
-
 def misranking_chebyshev(pair: Pair) -> float:
     """The bound of Prop. 5.3, `4 (nu^4 + nu^2 (G_p^2 + G_q^2)) / (T gap^2)`; may exceed 1."""
     return 4 * pair.spread / (pair.steps * pair.gap**2)

@@ -30,7 +30,6 @@ from sparsedp_experiments.theory.misranking import (
     misranking_chernoff,
     misranking_coherent,
     misranking_energy,
-    score_variance,
 )
 
 
@@ -227,6 +226,11 @@ def test_hand_computed_bounds():
     pair = Pair(2.0, 1.0, 1.0, 10)  # gap 3, spread 1 + 5
     assert misranking_chebyshev(pair) == pytest.approx(4 * 6 / 90)
     assert misranking_bernstein(pair) == pytest.approx(math.exp(-3 / 32 * 10 * 9 / 6))
+
+
+def score_variance(gradient, noise_std, steps):
+    """Of the energy score (TP-TopK, App. B.1 step 1)."""
+    return (2 * noise_std**4 + 4 * noise_std**2 * gradient**2) / steps
 
 
 def test_both_scores_are_unbiased_with_the_stated_variances():

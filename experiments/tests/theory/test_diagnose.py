@@ -14,12 +14,12 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import overlap, support_per_layer
+from sparsedp.diagnostics import RunView
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.run import Run
 from sparsedp.training.planning import changed_method
-from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
+from sparsedp_experiments.theory.communication import support_bytes, traffic
 from sparsedp_experiments.theory.criteria import (
     concentration_curve,
     energy_captured,
@@ -27,7 +27,7 @@ from sparsedp_experiments.theory.criteria import (
     recovery_curve,
     trajectory_capture,
 )
-from sparsedp_experiments.theory.diagnose import _long_run_rate, diagnose_nonprivate
+from sparsedp_experiments.theory.diagnose import diagnose_nonprivate
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
     Snapshot,
@@ -42,11 +42,10 @@ from sparsedp_experiments.theory.trajectory import (
 )
 
 
-def a_run(out, method, **more):
+def a_run(out, method):
     return sparsedp.fit(
         network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
         delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
-        **more,
     )  # fmt: skip
 
 
@@ -56,16 +55,21 @@ def run(tmp_path_factory):
     return out, a_run(out, "tp-topk")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "rate"),
-    [
-        (lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9), 2.0),
-        (lambda p: torch.optim.Adam(p, lr=0.2), None),
-    ],
-)
-def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, rate):
-    a_run(tmp_path / "run", "dp-sgd", optimizer=optimizer)
-    assert _long_run_rate(Run.open(tmp_path / "run")) == pytest.approx(rate)
+def test_the_view_is_the_runs_public_state_and_its_proxy_has_a_null(run):
+    out, result = run
+    view = RunView.of(Run.open(out))
+    assert view.support == result.support
+    assert torch.equal(view.scores, result.scores)
+    proxy = view.proxy()
+    positive = result.scores.clamp(min=0)
+    assert proxy.seen == pytest.approx(float(positive[view.support.indices].sum() / positive.sum()))
+    assert 0.5 < proxy.null.mean < 1
+
+
+def test_methods_without_scores_have_no_proxy(tmp_path):
+    for method in ("tp-rand", "dp-sgd"):
+        a_run(tmp_path / method, method)
+        assert RunView.of(Run.open(tmp_path / method)).proxy() is None
 
 
 def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
@@ -204,9 +208,9 @@ ENERGIES = torch.tensor([4.0, 0.0, 1.0, 3.0, 2.0])
 def test_projection_and_complement_make_one_and_the_full_support_captures_all(dimension, seed):
     rng = np.random.default_rng(seed)
     energies = torch.from_numpy(rng.standard_normal(dimension) ** 2)
-    support = Support(np.flatnonzero(rng.random(dimension) < 0.4), dimension)
+    support = Support.from_mask(torch.from_numpy(rng.random(dimension) < 0.4))
     captured = energy_captured(energies, support)
-    rest = energy_captured(energies, Support.full(dimension).without(support))
+    rest = energy_captured(energies, Support.from_mask(~support.mask()))
     assert 0 <= captured <= 1
     assert captured + rest == pytest.approx(1.0)
     assert energy_captured(energies, Support.full(dimension)) == pytest.approx(1.0)
@@ -245,33 +249,6 @@ def test_no_ranking_beats_the_oracle(dimension, seed, ratio):
     assert point.learned <= point.oracle + 1e-12
 
 
-def test_overlap_by_hand():
-    found = overlap(Support([0, 1, 2, 3], 10), Support([2, 3, 4], 10))
-    assert found.shared == 2
-    assert found.share == pytest.approx(2 / 3)
-    assert found.jaccard == pytest.approx(2 / 5)
-    assert found.churn == pytest.approx(0.5)
-    assert found.random.mean == pytest.approx(0.4)
-    with pytest.raises(SparseDPError, match="empty"):
-        overlap(Support([], 10), Support([1], 10))
-
-
-def test_overlap_by_chance_agrees_with_simulation():
-    """z-test and spread over 3,000 pairs; false-alarm rate below 1e-6."""
-    rng, first = np.random.default_rng(1), Support(range(9), 30)
-    found = [overlap(first, Support(rng.permutation(30)[:12], 30)) for _ in range(3000)]
-    shares, chance = np.array([o.share for o in found]), found[0].random
-    assert abs(shares.mean() - chance.mean) < 5 * chance.std / math.sqrt(3000)
-    assert shares.std() == pytest.approx(chance.std, rel=0.1)
-
-
-def test_support_per_layer_counts_every_coordinate_once():
-    layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
-    shares = support_per_layer(Support([0, 1, 6, 8, 10], 11), layout)
-    assert [(s.size, s.active) for s in shares] == [(6, 2), (2, 1), (2, 1), (1, 1)]
-    assert shares[0].active_ratio == pytest.approx(1 / 3)
-
-
 def test_trajectory_capture_weighs_steps_by_their_energy():
     assert trajectory_capture([1.0, 0.0], [2.0, 8.0]) == 0.1
     assert trajectory_capture([0.0], [0.0]) == 1.0
@@ -280,48 +257,28 @@ def test_trajectory_capture_weighs_steps_by_their_energy():
         trajectory_capture([1.0], [])
 
 
-@given(st.integers(0, 300), st.floats(0, 1), st.integers(0, 10**6))
-def test_supports_come_back_as_they_were_and_never_take_more_than_a_bitmap(dimension, ratio, seed):
-    mask = torch.from_numpy(np.random.default_rng(seed).random(dimension) < ratio)
-    support = Support(mask.nonzero().flatten(), len(mask))
-    message = encode_support(support)
-    assert decode_support(message, support.size, dimension) == support
-    assert len(message) <= 1 + math.ceil(dimension / 8)
-
-
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2, 0.5])
 def test_random_indices_cost_within_five_percent_of_their_entropy(ratio):
     d = 20_000
     support = Support(np.random.default_rng(0).permutation(d)[: int(ratio * d)], d)
     entropy = d * -(ratio * math.log2(ratio) + (1 - ratio) * math.log2(1 - ratio)) / 8
-    assert entropy * 0.98 < len(encode_support(support)) < entropy * 1.05 + 1
+    assert entropy * 0.98 < support_bytes(support) < entropy * 1.05 + 1
 
 
-def test_values_come_back_to_the_bit():
-    values = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    message = encode_values(values)
-    assert len(message) == 400
-    assert np.array_equal(np.frombuffer(message, "<f4"), values.numpy())
+@pytest.mark.parametrize(("indices", "bits"), [([], 40), (range(0, 40, 2), 40), ([9], 6), ([3, 4, 30], 12)])
+def test_the_shorter_of_bitmap_and_golomb_rice_by_hand(indices, bits):
+    """One index at gap 9: with remainders of 2 or 3 bits a quotient of 2 or 1 in unary, its end, and the remainder.
+
+    Gaps 3, 0 and 25: with 3 or 4 bits a quotient of 3 or 1, three ends, three remainders.
+    """
+    counted = {6: min(2 + 1 + 2, 1 + 1 + 3), 12: min(3 + 3 + 9, 1 + 3 + 12, 6 + 3 + 6)}.get(bits, bits)
+    assert support_bytes(Support(list(indices), 40)) == 1 + math.ceil(counted / 8)
 
 
 def test_a_run_sends_indices_once_per_refresh():
     first, second, full = Support([1, 5, 9], 1000), Support([2, 5, 9], 1000), Support.full(1000)
-    supports = [full, first, first, first, second, second]
-    messages = [encode_values(torch.zeros(s.size)) for s in supports]
-    counted = traffic(supports, messages)
+    counted = traffic([full, first, first, first, second, second])
     assert counted.values == 4000 + 5 * 12
-    assert counted.indices == len(encode_support(first)) + len(encode_support(second))
+    assert counted.indices == support_bytes(first) + support_bytes(second)
     assert counted.dense == 6 * 4000
     assert counted.share == pytest.approx((4060 + counted.indices) / 24_000)
-    assert counted.per_step == pytest.approx((4060 + counted.indices) / 6)
-
-
-def test_damaged_messages_are_refused():
-    support = Support([3, 40, 77], 1000)
-    message = encode_support(support)
-    with pytest.raises(DataError, match="damaged"):
-        decode_support(message[:2], 3, 1000)
-    with pytest.raises(DataError, match="damaged"):
-        decode_support(message, 3, 50)
-    with pytest.raises(DataError, match="no bytes"):
-        decode_support(b"", 0, 10)
