@@ -71,7 +71,6 @@ class GridRun:
         cell: the label of every axis.
         seed: of this run.
         settings: everything else.
-        name: readable, unique in the experiment, fit for a file name.
     """
 
     cell: Mapping[str, str]
@@ -80,16 +79,12 @@ class GridRun:
 
     @property
     def name(self) -> str:
-        """Labels, seed and the start of the settings' hash."""
+        """Labels, seed and the start of the settings' hash: unique in the experiment, fit for a file name."""
         parts = [
             _slug(label if any(map(str.isalpha, label)) else f"{axis}{label}")
             for axis, label in self.cell.items()
         ]
         return "-".join([*parts, f"seed{self.seed}", self.settings.digest[:8]])
-
-    def with_settings(self, **changes: Any) -> GridRun:
-        """The same cell and seed with other settings."""
-        return replace(self, settings=replace(self.settings, **changes))
 
     @property
     def title(self) -> str:
@@ -119,20 +114,15 @@ def make_runs(
 
 def _cells(
     base: Values, axes: Sequence[GridAxis], rules: Sequence[CellRule]
-) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    cells = []
+) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     for levels in itertools.product(*(axis.levels for axis in axes)):
         labels = {axis.name: level.label for axis, level in zip(axes, levels, strict=True)}
         values = dict(base)
-        for level in levels:
-            values |= level.values
-        matching = [one for one in rules if one.matches(labels)]
-        if any(one.change is None for one in matching):
-            continue
-        for one in matching:
-            values |= one.change or {}
-        cells.append((labels, values))
-    return cells
+        matching = [rule.change for rule in rules if rule.matches(labels)]
+        for change in (*(level.values for level in levels), *matching):
+            values |= change or {}
+        if None not in matching:
+            yield labels, values
 
 
 def _read_setting(name: str, value: Any) -> GridLevel:
@@ -198,8 +188,11 @@ class Experiment:
         """Every run, recipes filled in and every name checked, in the order to run them."""
         from sparsedp_experiments.runs.execute import check
 
-        drafts = make_runs(self.base, self.axes, self.rules, self.seeds)
-        return tuple(replace(run, settings=_checked_run(run, check)) for run in drafts)
+        drafts, found = make_runs(self.base, self.axes, self.rules, self.seeds), []
+        for run in drafts:
+            with naming(run.title):
+                found.append(replace(run, settings=check(run.settings)))
+        return tuple(found)
 
 
 def read_experiment(config: Path | str) -> Experiment:
@@ -209,28 +202,16 @@ def read_experiment(config: Path | str) -> Experiment:
         SparseDPError: no such file or name, not TOML, or not an experiment; it says where and what.
     """
     path = Path(config)
-    if path.suffix != ".toml":
-        return _committed(str(config))
-    content = read_toml(path)
-    if not _is_alone(content):
-        raise SparseDPError(f"{path}: got no [base], but {_several(content)}")
-    with naming(path):
-        return parse_experiment(content, path.stem)
+    if path.suffix == ".toml":
+        with naming(path):
+            return parse_experiment(read_toml(path), path.stem)
+    return read_family(_family(str(config)))[str(config)]
 
 
 def read_family(path: Path) -> dict[str, Experiment]:
-    """Every experiment of a file, by name: one in each table, or one alone that is named as the file.
-
-    Raises:
-        SparseDPError: as `read_experiment`.
-    """
-    found, tables = {}, read_toml(path)
-    for name, content in (tables if not _is_alone(tables) else {path.stem: tables}).items():
-        with naming(path):
-            if not isinstance(content, dict):
-                raise SparseDPError(f"got {name} = {content!r}, expected a table [{name}] with an experiment")
-            found[name] = parse_experiment(content, name)
-    return found
+    """Every experiment of a file, by the name of its table."""
+    with naming(path):
+        return {name: parse_experiment(content, name) for name, content in read_toml(path).items()}
 
 
 def committed_families() -> dict[str, Path]:
@@ -239,11 +220,10 @@ def committed_families() -> dict[str, Path]:
 
 
 def family_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder that hold experiments: tables, or one alone, with a base and a grid."""
+    """The files of a folder that hold experiments: tables with a base and a grid."""
 
     def has_experiments(content: Mapping[str, Any]) -> bool:
-        tables = [content, *(table for table in content.values() if isinstance(table, dict))]
-        return any({"base", "grid"} <= set(table) for table in tables)
+        return any(isinstance(table, dict) and {"base", "grid"} <= set(table) for table in content.values())
 
     return tuple(path for path in sorted(folder.glob("*.toml")) if has_experiments(read_toml(path)))
 
@@ -256,36 +236,23 @@ def records_of(config: Path | str) -> Path:
     return RESULTS / f"{_family(str(config)).stem}.jsonl"
 
 
-def _is_alone(content: Mapping[str, Any]) -> bool:
-    return bool({"base", "grid"} & set(content))
-
-
-def _committed(name: str) -> Experiment:
-    path = _family(name)
-    with naming(path):
-        return parse_experiment(read_toml(path)[name], name)
-
-
 def _family(name: str) -> Path:
     known = committed_families()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"its configs are in {CONFIGS}"
-        raise SparseDPError(f"no experiment named {name!r}; {hint}, or give the path of a TOML file")
+        near = ", ".join(difflib.get_close_matches(name, known, n=3)) or f"those in {CONFIGS}"
+        raise SparseDPError(
+            f"no experiment named {name!r}; there are {near}, or give the path of a TOML file"
+        )
     return known[name]
 
 
-def _several(content: Mapping[str, Any]) -> str:
-    return f"the experiments {', '.join(content)}; give the name of one instead of the file"
-
-
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Put a file's name before what is wrong in it."""
+def naming(what: Path | str) -> Iterator[None]:
+    """Put the name of a file or a run before what is wrong in it."""
     try:
         yield
     except SparseDPError as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(f"{what}: {error}") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -309,12 +276,16 @@ def parse_experiment(content: Mapping[str, Any], name: str) -> Experiment:
         near = [key for key in unknown if key in KINDS]
         hint = f"; settings such as {near[0]} belong under [base]" if near else ""
         raise SparseDPError(f"got {unknown}, expected some of {', '.join(_TOP)}{hint}")
-    base = _table(content, "base")
+    base = _typed(content, "base", {}, "a table [base]")
     for key, value in base.items():
         checked(key, value)
-    axes = tuple(GridAxis.parse(key, values) for key, values in _table(content, "grid").items())
-    overrides = [_rule(item, axes, "override") for item in _tables(content, "override")]
-    skips = [_rule(item, axes, "skip") for item in _tables(content, "skip")]
+    axes = tuple(
+        GridAxis.parse(key, values) for key, values in _typed(content, "grid", {}, "a table [grid]").items()
+    )
+    overrides, skips = (
+        [_rule(item, axes, kind) for item in _typed(content, kind, [], f"tables [[{kind}]]")]
+        for kind in ("override", "skip")
+    )
     return Experiment(
         name=name,
         title=str(content.get("title", name)),
@@ -340,24 +311,10 @@ def read_seeds(value: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _checked_run(run: GridRun, check: Any) -> Any:
-    try:
-        return check(run.settings)
-    except SparseDPError as error:
-        raise type(error)(f"{run.title}: {error}") from error
-
-
-def _table(content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = content.get(key, {})
-    if not isinstance(value, dict):
-        raise SparseDPError(f"{key}: got {value!r}, expected a table [{key}]")
-    return value
-
-
-def _tables(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    value = content.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise SparseDPError(f"{key}: got {value!r}, expected tables [[{key}]]")
+def _typed(content: Mapping[str, Any], key: str, empty: Any, expected: str) -> Any:
+    value = content.get(key, empty)
+    if not isinstance(value, type(empty)):
+        raise SparseDPError(f"{key}: got {value!r}, expected {expected}")
     return value
 
 

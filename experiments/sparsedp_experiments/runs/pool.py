@@ -22,14 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection, parent_process, resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp_experiments.runs.grid import GridRun
-from sparsedp_experiments.runs.results import Record, Results, make_file, make_record
+from sparsedp_experiments.runs.results import Record, Results, append_row, make_file, make_record
 
 _TICK_SECONDS = 0.25
 _INTERRUPT = {signal.SIGINT}
@@ -55,8 +55,7 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """What a run gave: its record, the noise of each phase, and what it warned of."""
 
     record: dict[str, Any]
@@ -107,14 +106,6 @@ class Workplace:
     runs: Path
     keep_runs: bool
     workers: int  # processes at a time, of one thread each
-
-    def folder(self, run: GridRun) -> Path:
-        return self.runs / run.name
-
-    def tidy(self, run: GridRun) -> None:
-        """Remove the folder of a run that has its record, unless it is to be kept."""
-        if not self.keep_runs and self.folder(run).is_dir():
-            shutil.rmtree(self.folder(run))
 
 
 @dataclass(slots=True)
@@ -211,13 +202,18 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
     """
     require_one_process("a comparison")
     status = Status(len(runs))
+
+    def tidy(run: GridRun) -> None:
+        if not place.keep_runs:
+            shutil.rmtree(place.runs / run.name, ignore_errors=True)
+
     with alone_in(place.runs):
         make_file(place.results.path)
         for number, run in enumerate(runs):
             record = place.results.find(run)
             if record is not None:
                 status.records[number] = record
-                place.tidy(run)
+                tidy(run)
         pool = Pool(place)
 
         def tell(at_work: tuple[int, ...]) -> None:
@@ -226,15 +222,22 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
 
         try:
             left = {n: run.settings.to_json() for n, run in enumerate(runs) if n not in status.records}
-            _prepare(runs, left, pool, tell)
-            jobs: dict[int, Job] = {n: (train, left[n], str(place.folder(runs[n]))) for n in left}
+            # Every data set once before two workers do the same work: what takes long is then cached on disk.
+            first = {(runs[n].settings.dataset, runs[n].settings.data_options): n for n in reversed(left)}
+            for number, outcome in pool.outcomes(
+                {n: (prepare, left[n]) for n in sorted(first.values())}, tell
+            ):
+                if outcome is not None:
+                    name = runs[number].settings.dataset
+                    raise DataError(f"{name}: {_reason(outcome).removeprefix(f'{name}: ')}") from outcome
+            jobs: dict[int, Job] = {n: (train, left[n], str(place.runs / runs[n].name)) for n in left}
             for number, outcome in pool.outcomes(jobs, tell):
                 if outcome is None:
                     raise KeyboardInterrupt
                 if isinstance(outcome, Done):
                     record = make_record(experiment, runs[number], outcome.record, outcome.noise)
-                    place.results.keep(record)
-                    place.tidy(runs[number])
+                    append_row(place.results.path, record)
+                    tidy(runs[number])
                     status.records[number] = record
                     status.warnings.update(outcome.warnings)
                 else:
@@ -248,21 +251,6 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
 def _reason(error: BaseException) -> str:
     """Of a failure: what the user can mend, or where the code went wrong."""
     return str(error) if isinstance(error, SparseDPError) else "".join(traceback.format_exception(error))
-
-
-def _prepare(
-    runs: Sequence[GridRun],
-    left: dict[int, dict[str, Any]],
-    pool: Pool,
-    tell: Callable[[tuple[int, ...]], None],
-) -> None:
-    """Load every data set once before two workers do the same work: what takes long is then cached on disk."""
-    first = {(runs[n].settings.dataset, runs[n].settings.data_options): n for n in reversed(left)}
-    jobs: dict[int, Job] = {n: (prepare, left[n]) for n in sorted(first.values())}
-    for number, outcome in pool.outcomes(jobs, tell):
-        if outcome is not None:
-            name = runs[number].settings.dataset
-            raise DataError(f"{name}: {_reason(outcome).removeprefix(f'{name}: ')}") from outcome
 
 
 @contextmanager

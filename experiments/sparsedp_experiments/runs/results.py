@@ -114,9 +114,6 @@ class Results:
         """The record with this hash of its settings."""
         return self._rows()[digest]
 
-    def keep(self, record: Record) -> None:
-        append_row(self.path, record)
-
     def stale(self, runs: Iterable[GridRun]) -> tuple[str, ...]:
         """Hashes of its records that belong to none of these runs: of another config, or of an older one."""
         known = {run.settings.digest for run in runs}

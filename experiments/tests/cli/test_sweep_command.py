@@ -51,7 +51,7 @@ def undisturbed(config, tmp_path_factory) -> dict[str, dict]:
     for run in read_experiment(config).runs():
         result = execute(run.settings, out=folder / run.name)
         noise = {phase.name: phase.noise_multiplier for phase in result.plan.phases}
-        results.keep(make_record("small", run, Run.open(folder / run.name).record, noise))
+        append_row(results.path, make_record("small", run, Run.open(folder / run.name).record, noise))
     return records(results.path)
 
 

@@ -24,7 +24,7 @@ from sparsedp_experiments.runs.claims import (
 from sparsedp_experiments.runs.gains import gains, surviving
 from sparsedp_experiments.runs.grid import RESULTS, committed_families, read_experiment
 from sparsedp_experiments.runs.page import PAGE, best_choices, page
-from sparsedp_experiments.runs.results import Estimate, Results, estimate, read_rows
+from sparsedp_experiments.runs.results import Estimate, Results, append_row, estimate, read_rows
 from sparsedp_experiments.runs.tables import Study, read_studies, read_study, results_table
 
 # Experiments with hand-made records: a config, and a metric for every cell and seed.
@@ -75,7 +75,7 @@ def make_study(
         if value is not None:
             metrics = {experiment.metric: value}
             metrics |= {key: found(dict(run.cell), run.seed) for key, found in more_metrics.items()}
-            results.keep(record_of(name, run, metrics, variant))
+            append_row(results.path, record_of(name, run, metrics, variant))
     return read_study(experiment, results.path)
 
 
