@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.table_workloads import TableWorkload
+from benchmarks.transformer import transformer
 from sparsedp.batch import Batch
-from sparsedp_experiments.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
+from sparsedp_experiments.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear
 from sparsedp_experiments.models.ids import VOCABULARY
 
 SEED = 20250101

@@ -4,16 +4,13 @@ The simulation is in NumPy and written apart from the library, which it takes th
 from: the same sampling of units, clip, noise, momentum and average. All settings share the batches.
 
 `sweep table-rates` tunes rates, clip norms and sparse supports on four tables, then holds the classifier's rule
-against the best (`results/table-rates.jsonl`). `SPARSEDP_DATA=... python -m sparsedp_experiments.tabular_rates TABLE
-...` holds `table_rate` of linear and additive classifiers against fourteen multiples of it on public tables
-(`results/tabular.jsonl`, the mean AUC at each).
+against the best (`results/table-rates.jsonl`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,16 +23,13 @@ from scipy import sparse
 from sklearn.metrics import roc_auc_score
 
 from sparsedp.methods.plan_config import PlanConfig
-from sparsedp.optimizers.factory import table_rate
 from sparsedp.privacy.plan import Plan
-from sparsedp.sklearn import PublicEncoder
 from sparsedp_experiments.data.bundle import Sparse, Split
 from sparsedp_experiments.data.registry import load
 from sparsedp_experiments.runs.execute import rate_for_table
-from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
+from sparsedp_experiments.runs.grid import RESULTS
 from sparsedp_experiments.runs.results import append_row, estimate, read_rows
 from sparsedp_experiments.runs.tables import markdown_table
-from sparsedp_experiments.tabular import load as load_public
 
 RECORDS = RESULTS / "table-rates.jsonl"
 MOMENTUM, WARM_UP = np.float32(0.9), 0.3
@@ -146,11 +140,10 @@ def usual_batch(units: int) -> int:
     return int(2 ** round(math.log2(4 * math.sqrt(units))))
 
 
-def plan_for(units: int, epsilon: float, batch: int, delta: float = DELTA, **more: Any) -> Plan:
+def plan_for(units: int, epsilon: float, batch: int) -> Plan:
     """Dense DP-SGD with the classifier's clip norm and number of epochs."""
     return PlanConfig.asked(
-        "dp-sgd", units=units, epsilon=epsilon, delta=delta, epochs=EPOCHS, batch_size=batch, max_grad_norm=CLIP,
-        **more,
+        "dp-sgd", units=units, epsilon=epsilon, delta=DELTA, epochs=EPOCHS, batch_size=batch, max_grad_norm=CLIP,
     ).plan()  # fmt: skip
 
 
@@ -283,50 +276,3 @@ def simulate_missing() -> None:
         for seed in FINAL_SEEDS:
             run("final", key, 1, (rule, best[key], best_clip[key], old_rate(train.units)), seed)
     print("\n".join(final_table(read_rows(RECORDS))))
-
-
-# Multiples of the default rate on public tables.
-
-FACTORS = [2.0 ** (power / 2) for power in range(-6, 8)]
-SEEDS = 12
-KNOTS = {"linear": (0, 0), "additive": (5, 9)}
-
-
-def against_multiples(name: str, described: Mapping[str, Any], kind: str, epsilon: float) -> dict[str, Any]:
-    """The AUC of the last and of the averaged weights at every multiple."""
-    table = load_public(name, described)
-    (frame, y, groups), (new, y_test, _) = table.part(False), table.part(True)
-    owner = np.arange(len(y)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    units = int(owner.max()) + 1
-    encoder = PublicEncoder(table.columns, knots=KNOTS[kind][units >= 10_000]).fit(frame)
-    train, held_out = (
-        People(
-            sparse.csr_matrix(encoder.transform(part).astype(np.float32)), labels.astype(np.float32), whose
-        )
-        for part, labels, whose in ((frame, y, owner), (new, y_test, np.arange(len(y_test))))
-    )
-    delta = min(1e-5, 10.0 ** -math.ceil(math.log10(10 * units)))
-    plan = plan_for(units, epsilon, usual_batch(units), delta, accountant="rdp")
-    size, length = encoder.feature_count() + 1, encoder.typical_length()
-    settings = [Setting(table_rate(plan, size, length, factor), CLIP) for factor in FACTORS]
-    found = [
-        [auc(held_out, side) for side in simulate(train, plan, settings, seed, paired=True)]
-        for seed in range(SEEDS)
-    ]
-    last, average = np.mean(found, axis=0).round(5).tolist()
-    return {
-        "table": name, "what": "rates", "model": kind, "epsilon": epsilon, "factors": FACTORS, "seeds": SEEDS,
-        "last": last, "average": average,
-    }  # fmt: skip
-
-
-def main() -> None:
-    """Simulate the tables asked for, and add their lines."""
-    config = read_toml(CONFIGS / "tabular.toml")
-    for name, kind, epsilon in itertools.product(sys.argv[1:], KNOTS, config["epsilons"]):
-        row = against_multiples(name, config["tables"][name], kind, epsilon)
-        append_row(RESULTS / "tabular.jsonl", row)
-
-
-if __name__ == "__main__":
-    main()

@@ -76,7 +76,7 @@ def _subject(settings: Settings) -> tuple[AuditTarget, Settings, DataBundle]:
     """Model, data, loss and plan of what `execute` would run."""
     found = check(settings)
     bundle = load_data(found)
-    model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
+    model = model_of(found, bundle).train()
     found = suited_to(model, found, bundle)
     subject = AuditTarget(
         model=model,

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from sparsedp.batch import LossFunction
 from sparsedp.clipping import FlatClip
-from sparsedp.errors import SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 
@@ -131,8 +130,6 @@ def _gradient(model: nn.Module, loss: LossFunction, images: Tensor, target: Tens
     """The flat gradient of the loss of one image, with its own graph if asked for."""
     parameters = ParameterLayout.of(model).parameters(model)
     losses = loss(model, (images.to(parameters[0]), target.reshape(1)))
-    if losses.numel() != 1:
-        raise SparseDPError(f"loss: got {losses.numel()} values for one image, expected one")
     slopes = torch.autograd.grad(losses.sum(), parameters, create_graph=graph, materialize_grads=True)
     return torch.cat([slope.reshape(-1) for slope in slopes])
 
@@ -140,8 +137,6 @@ def _gradient(model: nn.Module, loss: LossFunction, images: Tensor, target: Tens
 def least_squares_attack(constraints: Tensor, gradient: Tensor, support: Support) -> Tensor:
     """The attacker's estimate of x from the observed k values of g (RS, eq. 100)."""
     seen = _rows_seen(constraints, support)
-    if gradient.shape != (support.size,):
-        raise SparseDPError(f"gradient: got shape {tuple(gradient.shape)}, expected ({support.size},)")
     solution: Tensor = torch.linalg.lstsq(seen, gradient.double().unsqueeze(1)).solution
     return solution.squeeze(1)
 
@@ -182,14 +177,8 @@ def reconstruction_lower_bound(constraints: Tensor, rate: float, noise_std: floa
 
 def _rows_seen(constraints: Tensor, support: Support) -> Tensor:
     matrix = constraints.double().reshape(constraints.shape[0], -1)
-    if matrix.shape[0] != support.dimension:
-        raise SparseDPError(
-            f"constraints: got {matrix.shape[0]} rows, expected one for each of d={support.dimension}"
-        )
     return matrix[support.indices]
 
 
 def _kept(rate: float, dimension: int) -> int:
-    if not 0 <= rate < 1:
-        raise SparseDPError(f"rate: got {rate}, expected the share of frozen coordinates, 0 <= r < 1")
     return max(1, round((1 - rate) * dimension))

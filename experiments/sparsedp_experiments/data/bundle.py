@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 import torch
@@ -17,23 +17,6 @@ from sparsedp.randomness import PublicRandomness
 _SLICE = 512
 
 
-class Features(Protocol):
-    """The inputs of some records, fetched many at a time."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def batch(self, indices: Tensor) -> Tensor:
-        """The records at these indices, stacked, as the model eats them."""
-        ...
-
-    def select(self, indices: Tensor) -> Features:
-        """The records at these indices as features of their own."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
     """A tensor of records [N, ...]: float32 or ids as they are, half floats as float32, bytes as numbers in [0, 1].
@@ -43,10 +26,6 @@ class Dense:
 
     values: Tensor
     rows: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if self.values.dim() < 2:
-            raise DataError(f"Dense: got values of shape {tuple(self.values.shape)}, expected [records, ...]")
 
     def __len__(self) -> int:
         return len(self.values if self.rows is None else self.rows)
@@ -97,6 +76,36 @@ class Sparse:
         return Sparse(self.matrix[indices.numpy()])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mirrored:
+    """Some pictures, then the same ones with left and right exchanged; with `rows`, only those, in that order."""
+
+    pictures: Dense
+    rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 2 * len(self.pictures) if self.rows is None else len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pictures.shape
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """The rows at these indices; without a selection the second half are the mirror images."""
+        numbers = indices if self.rows is None else self.rows[indices]
+        found = self.pictures.batch(numbers % len(self.pictures))
+        turned = (numbers >= len(self.pictures)).view(-1, *[1] * len(self.shape))
+        return torch.where(turned, found.flip(-1), found)
+
+    def select(self, indices: Tensor) -> Mirrored:
+        """These rows as features of their own."""
+        return Mirrored(self.pictures, indices if self.rows is None else self.rows[indices])
+
+
+Features = Dense | Sparse | Mirrored
+"""The inputs of some records, fetched many at a time."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Split(Dataset[tuple[Tensor, Tensor]]):
@@ -109,15 +118,6 @@ class Split(Dataset[tuple[Tensor, Tensor]]):
     features: Features
     targets: Tensor
     units: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        rows = len(self.features)
-        if self.targets.shape != (rows,):
-            raise DataError(
-                f"Split: got targets of shape {tuple(self.targets.shape)} for {rows} records, expected ({rows},)"
-            )
-        if self.units is not None and (self.units.shape != (rows,) or self.units.is_floating_point()):
-            raise DataError(f"Split: got units of shape {tuple(self.units.shape)}, expected {rows} integers")
 
     def __len__(self) -> int:
         return len(self.features)
@@ -181,17 +181,11 @@ class DataBundle:
     unit_norm: bool | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.train):
-            raise DataError(f"{self.name}: the training part has no rows; give some")
-        if self.train.features.shape != self.test.features.shape:
-            raise DataError(
-                f"{self.name}: train records have shape {self.train.features.shape}, test records "
-                f"{self.test.features.shape}; expected the same"
-            )
-        for side, split in (("train", self.train), ("test", self.test)):
-            targets = split.targets
-            if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(self.classes):
-                raise DataError(f"{self.name}: a {side} target lies outside the {len(self.classes)} classes")
+        for targets in (self.train.targets, self.test.targets):
+            if not len(targets) or not 0 <= int(targets.min()) <= int(targets.max()) < len(self.classes):
+                raise DataError(
+                    f"{self.name}: a side is empty, or a target lies outside the {len(self.classes)} classes"
+                )
         if self.train.units is not None and self.test.units is not None:
             both = np.intersect1d(self.train.units.numpy(), self.test.units.numpy())
             if len(both):
@@ -215,48 +209,23 @@ def holdout(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     """Set a random part of a split aside: (rest, held out). Whole units go to one side.
 
     **Privacy.** The seed is public; which rows are held out does not depend on their values.
-    **Edge cases.** Both sides keep at least one unit; a split with fewer than two units is refused.
+    **Edge cases.** Both sides keep at least one unit.
     """
-    if not 0 < fraction < 1:
-        raise DataError(f"holdout: got fraction {fraction}, expected a number between 0 and 1")
-    if split.units is None:
-        owner = torch.arange(len(split))
-    else:
-        owner = torch.from_numpy(np.unique(split.units.numpy(), return_inverse=True)[1])
-    count = int(owner.max()) + 1 if len(owner) else 0
-    if count < 2:
-        raise DataError(f"holdout: got {count} units, expected at least two to have one on each side")
+    count = split.unit_count
     held = min(max(round(fraction * count), 1), count - 1)
-    chosen = torch.zeros(count, dtype=torch.bool)
-    chosen[PublicRandomness(seed).permutation(count, key=(0,))[:held]] = True
-    mask = chosen[owner]
+    mask = rows_of_some_units(split, held, PublicRandomness(seed), (0,))
     return split.select((~mask).nonzero().squeeze(1)), split.select(mask.nonzero().squeeze(1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Mirrored:
-    """Some pictures, then the same ones with left and right exchanged; with `rows`, only those, in that order."""
-
-    pictures: Features
-    rows: Tensor | None = None
-
-    def __len__(self) -> int:
-        return 2 * len(self.pictures) if self.rows is None else len(self.rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.pictures.shape
-
-    def batch(self, indices: Tensor) -> Tensor:
-        """The rows at these indices; without a selection the second half are the mirror images."""
-        numbers = indices if self.rows is None else self.rows[indices]
-        found = self.pictures.batch(numbers % len(self.pictures))
-        turned = (numbers >= len(self.pictures)).view(-1, *[1] * len(self.shape))
-        return torch.where(turned, found.flip(-1), found)
-
-    def select(self, indices: Tensor) -> Mirrored:
-        """These rows as features of their own."""
-        return Mirrored(self.pictures, indices if self.rows is None else self.rows[indices])
+def rows_of_some_units(split: Split, count: int, public: PublicRandomness, key: tuple[int, ...]) -> Tensor:
+    """Which rows are of `count` random units."""
+    owner = (
+        torch.arange(len(split)) if split.units is None else torch.unique(split.units, return_inverse=True)[1]
+    )
+    units = int(owner.max()) + 1
+    chosen = torch.zeros(units, dtype=torch.bool)
+    chosen[public.permutation(units, key=key)[:count]] = True
+    return chosen[owner]
 
 
 def mirrored(bundle: DataBundle) -> DataBundle:
@@ -266,6 +235,7 @@ def mirrored(bundle: DataBundle) -> DataBundle:
     (De et al. 2022). With fewer rows one of the two is drawn.
     """
     train = bundle.train
+    assert isinstance(train.features, Dense)
     rows = torch.arange(len(train))
     units = rows if train.units is None else train.units
     doubled = Split(

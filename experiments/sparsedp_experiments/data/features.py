@@ -198,68 +198,50 @@ def with_features(
         return replace(split, features=Dense(values))
 
     return replace(
-        bundle,
-        train=featurize(bundle.train, "train"),
-        test=featurize(bundle.test, "test"),
-        fingerprint=key,
+        bundle, train=featurize(bundle.train, "train"), test=featurize(bundle.test, "test"), fingerprint=key
     )
 
 
 def kept_features(
-    compute: Compute,
-    shape: tuple[int, ...],
-    dtype: npt.DTypeLike,
-    key: str | None,
-    title: str,
+    compute: Compute, shape: tuple[int, ...], dtype: npt.DTypeLike, key: str | None, title: str
 ) -> Tensor:
-    """Features of all `shape[0]` records, from their file or computed into it; in memory where there can be none.
+    """Features of all `shape[0]` records, from the file of what they depend on (`key`) or computed into it.
 
-    Args:
-        compute: the features of the records at some indices.
-        shape: of all features, records first.
-        dtype: they are kept in.
-        key: what they depend on; None keeps nothing on disk.
-        title: of the progress bar.
+    They stay in memory without a key, or where there can be no file.
     """
-    path = None if key is None else cache_path(key, ".npy")
-    if path is not None:
-        existing = _mapped(path, shape, dtype)
-        if existing is not None:
-            return torch.from_numpy(existing)
+
+    def filled(room: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        for start in shown(range(0, len(room), STEP), title):
+            stop = min(start + STEP, len(room))
+            room[start:stop] = compute(torch.arange(start, stop)).numpy()
+        return room
+
+    if key is None:
+        return torch.from_numpy(filled(np.empty(shape, dtype=dtype)))
+    path = cache_path(key, ".npy")
+    values = _mapped(path, shape, dtype)
+    if values is None:
         try:
             with replaced(path) as partial:
                 room = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
-                _fill(compute, room, title)
+                filled(room)
                 room.flush()
-            written = _mapped(path, shape, dtype)
-            if written is not None:
-                return torch.from_numpy(written)
+            values = _mapped(path, shape, dtype)
         except OSError as error:
             logger.warning("features cannot be kept in %s (%s): they stay in memory", path, error)
-    memory = np.empty(shape, dtype=dtype)
-    _fill(compute, memory, title)
-    return torch.from_numpy(memory)
-
-
-def _fill(compute: Compute, room: npt.NDArray[Any], title: str) -> None:
-    for start in shown(range(0, len(room), STEP), title):
-        stop = min(start + STEP, len(room))
-        room[start:stop] = compute(torch.arange(start, stop)).numpy()
+    return torch.from_numpy(filled(np.empty(shape, dtype=dtype)) if values is None else values)
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any] | None:
     """The file mapped into memory (changes stay private), or None when it is not there or not what it should be."""
-    if not path.exists():
-        return None
     try:
         values: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, EOFError) as error:
         logger.warning("cache file %s cannot be read (%s): made again", path, error)
         return None
-    if values.dtype != dtype or values.shape != shape:
-        logger.warning("cache file %s is of other features: made again", path)
-        return None
-    return values
+    return values if (values.dtype, values.shape) == (np.dtype(dtype), shape) else None
 
 
 _SCATTERING_VERSION = 1
@@ -343,9 +325,7 @@ def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> Dat
         title=f"Lite0 features of {bundle.name}",
     )
     return replace(
-        found,
-        variant=f"{bundle.variant}, {LITE0.name} features, {told}",
-        notes=(*bundle.notes, str(LITE0)),
+        found, variant=f"{bundle.variant}, {LITE0.name} features, {told}", notes=(*bundle.notes, str(LITE0))
     )
 
 

@@ -18,14 +18,7 @@ from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.files import download_dir, replaced
 from sparsedp_experiments.data.ratings import movielens
-from sparsedp_experiments.data.spec import (
-    FEATURES,
-    SOURCES,
-    TABLES,
-    DatasetRow,
-    PublicFiles,
-    SourceFile,
-)
+from sparsedp_experiments.data.spec import FEATURES, SOURCES, TABLES, DatasetRow, PublicFiles, SourceFile
 from sparsedp_experiments.data.tables import adult, census_income, compas, diabetes130
 from sparsedp_experiments.data.text import imdb, imdb_tokens, imdb_vectors, zipf_texts
 from sparsedp_experiments.data.vision import cifar10, digits, eyepacs, fashion_mnist, mnist

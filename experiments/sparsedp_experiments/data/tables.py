@@ -87,9 +87,7 @@ def schema(diagnoses: str = "by position") -> tuple[ColumnRule, ...]:
 
 
 def diabetes130(
-    root: Path | str | None = None,
-    diagnoses: str = "by position",
-    unit_norm: bool = True,
+    root: Path | str | None = None, diagnoses: str = "by position", unit_norm: bool = True
 ) -> DataBundle:
     """The hospital table, sparse, from `diabetic_data.csv` or a zip of it.
 

@@ -134,9 +134,7 @@ def imdb_vectors(root: Path | str | None = None) -> DataBundle:
         title="Word vectors of IMDB",
     )
     return replace(
-        found,
-        variant=f"means of {WORDLLAMA.name} word vectors",
-        notes=(*bundle.notes, str(WORDLLAMA)),
+        found, variant=f"means of {WORDLLAMA.name} word vectors", notes=(*bundle.notes, str(WORDLLAMA))
     )
 
 

@@ -29,7 +29,7 @@ from sparsedp_experiments.attacks.reconstruction import (
 )
 from sparsedp_experiments.figures.study import Point, Study
 from sparsedp_experiments.figures.support import LOSS
-from sparsedp_experiments.runs.execute import build_model, load_data
+from sparsedp_experiments.runs.execute import load_data, new_model
 from sparsedp_experiments.theory.misranking import (
     Pair,
     misranking_bernstein,
@@ -46,9 +46,7 @@ def measure_inversion(study: Study, point: Point) -> dict[str, Any]:
     options = study.measure
     settings = study.run_settings({}).resolved()
     bundle, number = load_data(settings), int(point["image"])
-    model = build_model(
-        settings.model or "", settings.model_options, bundle.input_shape, len(bundle.classes), settings.seed
-    ).eval()
+    model = new_model(settings, bundle).eval()
     d = ParameterLayout.of(model).dimension
     images, targets = bundle.test.rows_at(torch.tensor([number]))
     whole = mean_gradient(make_engine(model, LOSS), [MicroBatch((images, targets))])

@@ -14,7 +14,6 @@ from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.method import MAIN
-from sparsedp.methods.scores import Energy
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
@@ -22,22 +21,13 @@ from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.figures.study import Point, Study
 from sparsedp_experiments.figures.support import (
     LOSS,
-    Releases,
     open_trainer,
-    ranked,
-    scored,
     switch_of,
     train_until,
     unit_gradients,
 )
 from sparsedp_experiments.theory.bounds import Descent, kappa
-from sparsedp_experiments.theory.criteria import (
-    one_step,
-    random_signal_loss,
-    split_gain,
-    split_of,
-    step_progress,
-)
+from sparsedp_experiments.theory.criteria import one_step, random_signal_loss
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
     held_out,
@@ -65,8 +55,7 @@ def measure_bounds(study: Study, point: Point) -> dict[str, Any]:
     trainer, bundle = open_trainer(settings)
     plan, model = trainer.plan, trainer.model
     phase, nu = plan.phases[-1], noise_on_mean(plan, plan.phases[-1])
-    kept, releases = Snapshots(model, options["every"]), Releases()
-    train_until(trainer, switch_of(trainer), (kept, releases))
+    kept = Snapshots(model, options["every"])
     train_until(trainer, plan.total_steps, (kept,))
     trainer.close()
     model.eval()
@@ -93,9 +82,7 @@ def measure_bounds(study: Study, point: Point) -> dict[str, Any]:
         "largest_smoothness": smooth,
         "alpha_T": energy_capture(waypoints),
         "snapshots": [row | _best_rate(row, plan, phase, rate, d) for row in rows],
-        "waypoints": [_waypoint(found) for found in waypoints],
         "theorem": _theorem(waypoints, smooth, rate, phase, plan, nu),
-        "split_gain": _split_gain(releases, nu, main[0].support.size),
     }
 
 
@@ -107,9 +94,7 @@ def _at(
     install(model, snapshot.weights)
     gradient = mean_gradient(make_engine(model, LOSS), batches, clip)
     step = one_step(gradient, snapshot.support, nu)
-    energy = float((gradient**2).sum())
-    captured = energy - step.signal_loss
-    k, d = snapshot.support.size, snapshot.support.dimension
+    energy, k = float((gradient**2).sum()), snapshot.support.size
     curvature = smoothness(model, LOSS, few, PublicRandomness(0), iterations=options["iterations"])
     return {
         "step": snapshot.step,
@@ -120,7 +105,6 @@ def _at(
         "random_signal_loss": random_signal_loss(gradient, k),
         "noise_saved": step.noise_saved,
         "noise_full": step.full_error,
-        "progress_over_dense": step_progress(captured, k, nu) / step_progress(energy, d, nu),
         "smoothness": curvature.value,
         "smoothness_iterations": curvature.iterations,
         "loss": mean_loss(model, LOSS, few),
@@ -128,12 +112,7 @@ def _at(
 
 
 def _deviations(
-    snapshot: Snapshot,
-    model: nn.Module,
-    split: Split,
-    clip: FlatClip,
-    options: Mapping[str, Any],
-    seed: int,
+    snapshot: Snapshot, model: nn.Module, split: Split, clip: FlatClip, options: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
     """What RS's bounds ask of the gradients of single units."""
     gradients = unit_gradients(make_engine(model, LOSS), split, options["units"], seed)
@@ -203,18 +182,6 @@ def _theorem(
         "total": bound.total,
         "full_gradient": bound.full_gradient(energy_capture(points)),
     }
-
-
-def _waypoint(point: Waypoint) -> dict[str, Any]:
-    return {name: getattr(point, name) for name in point.__slots__}
-
-
-def _split_gain(releases: Releases, nu: float, size: int) -> dict[str, float]:
-    """Prop. 5.1's gain at the switch as the warm-up alone estimates it."""
-    seen = releases.stacked()
-    half = len(seen) // 2
-    gain = split_gain(split_of(ranked(scored(Energy(), seen[:half], nu)), seen[half:], nu), size, nu)
-    return {"value": gain.value, "std": gain.std}
 
 
 _AXES = 2

@@ -29,7 +29,7 @@ from sparsedp.runs.record import EpochMetrics
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.figures.study import Point, Study
-from sparsedp_experiments.runs.execute import build_model, load_data
+from sparsedp_experiments.runs.execute import load_data, new_model
 from sparsedp_experiments.runs.settings import Settings
 from sparsedp_experiments.theory.communication import support_bytes, traffic
 from sparsedp_experiments.theory.criteria import (
@@ -56,9 +56,7 @@ def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
     plan = build_plan(
         found.configured_method(), units=train.unit_count, unit_name=bundle.unit, **found.asked()
     )
-    model = build_model(
-        found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
-    )
+    model = new_model(found, bundle)
     model.train()
     trainer = Trainer(
         model,
@@ -132,11 +130,7 @@ def measure_warmup(study: Study, point: Point) -> dict[str, Any]:
     energies = gradients.mean(0) ** 2
     fair = gradients[0::2].mean(0) * gradients[1::2].mean(0)
     scores = {score.name: scored(score, seen, nu) for score in SCORES}
-    shown = {
-        "mean gradient": energies,
-        "mini-batch gradients": (gradients**2).mean(0),
-        "clipped": clipped,
-    }
+    shown = {"mean gradient": energies, "mini-batch gradients": (gradients**2).mean(0), "clipped": clipped}
     curves = _curves(shown, scores, options["shares"], int(point["seed"]))
     supports = [_at_ratio(ratio, scores, seen, nu, energies, fair, clipped) for ratio in options["ratios"]]
     total = float(energies.sum())

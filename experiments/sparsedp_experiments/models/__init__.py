@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from sparsedp.batch_norm import freeze_batch_norm
-from sparsedp_experiments.models.ids import embedding_bag, factorization, transformer
+from sparsedp_experiments.models.ids import embedding_bag, factorization
 from sparsedp_experiments.models.least_squares import (
     LeastSquares,
     keep_noise_down,
@@ -28,7 +28,7 @@ from sparsedp_experiments.models.pretrained import WordVectors, lite0_top, pretr
 __all__ = [
     "MODELS", "LeastSquares", "WordVectors", "adadpigu_cnn", "bag_of_words", "dp_cnn", "embedding_bag",
     "freeze_batch_norm", "keep_noise_down", "logistic", "mlp", "mnist_cnn", "moments_loss", "parameter_count",
-    "pretrained", "scatter_cnn", "scatter_linear", "transformer",
+    "pretrained", "scatter_cnn", "scatter_linear",
 ]  # fmt: skip
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
@@ -44,5 +44,4 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "bag-of-words": bag_of_words,
     "embedding-bag": embedding_bag,
     "factorization": factorization,
-    "transformer": transformer,
 }

@@ -66,7 +66,7 @@ def train_ablation(given: Settings) -> dict[str, Any]:
             bundle.train, sampling_rate=rate, randomness=SeededRandomness(seed), loading=loading
         )
 
-    model = model_of(settings, bundle.input_shape, len(bundle.classes), bundle.vocabulary)
+    model = model_of(settings, bundle)
     sampler = sampler_of(_rate(settings, units := len(bundle.train) if by_row else bundle.train.unit_count))
     if isinstance(model, Normalised):
         _normalise(model, sampler_of(1.0), settings.normalise)

@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -31,7 +30,7 @@ from sparsedp.runs.record import RunMetadata
 from sparsedp.training.fit import fit, public_weights
 from sparsedp.training.normalization import Normalised
 from sparsedp_experiments import data as datasets
-from sparsedp_experiments.data.bundle import DataBundle, Split
+from sparsedp_experiments.data.bundle import DataBundle, Split, rows_of_some_units
 from sparsedp_experiments.data.registry import public_checksum
 from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
@@ -62,14 +61,8 @@ def _load(name: str, options: FrozenMap, validation: float | None, subset: int |
 
 def _some(split: Split, count: int) -> Split:
     """The rows of at most `count` units, in their old order."""
-    if split.units is None:
-        owner = torch.arange(len(split))
-    else:
-        owner = torch.from_numpy(np.unique(split.units.numpy(), return_inverse=True)[1])
-    units = int(owner.max()) + 1
-    chosen = torch.zeros(units, dtype=torch.bool)
-    chosen[PublicRandomness(_SPLIT_SEED).permutation(units, key=_SUBSET_KEY)[:count]] = True
-    return split.select(chosen[owner].nonzero().squeeze(1))
+    chosen = rows_of_some_units(split, count, PublicRandomness(_SPLIT_SEED), _SUBSET_KEY)
+    return split.select(chosen.nonzero().squeeze(1))
 
 
 _INITIAL_WEIGHTS = (0, 0, 1)
@@ -200,6 +193,14 @@ _SCHEDULERS: Mapping[str, Callable[[Optimizer, int], LRScheduler] | None] = {
 }
 
 
+def new_model(settings: Settings, bundle: DataBundle) -> nn.Module:
+    """The model of the settings, for the shapes of the data."""
+    shape, classes = bundle.input_shape, len(bundle.classes)
+    return build_model(
+        settings.model or "", settings.model_options, shape, classes, settings.seed, bundle.vocabulary
+    )
+
+
 def check(settings: Settings) -> Settings:
     """Settings with recipe and every name checked, before any data is loaded."""
     found = settings.resolved()
@@ -224,14 +225,7 @@ def execute(
     found.configured_method()  # refuses an ablation
     bundle = load_data(found)
     by_row = found.unit == "row"
-    model = build_model(
-        found.model or "",
-        found.model_options,
-        bundle.input_shape,
-        len(bundle.classes),
-        found.seed,
-        bundle.vocabulary,
-    )
+    model = new_model(found, bundle)
     found = suited_to(model, found, bundle)
     if isinstance(model, LeastSquares):
         callbacks = (*callbacks, keep_noise_down(model))
@@ -271,14 +265,10 @@ def moments_in(model: nn.Module) -> LeastSquares | None:
     return inside if isinstance(inside, LeastSquares) else None
 
 
-def model_of(
-    settings: Settings, shape: tuple[int, ...], classes: int, vocabulary: int | None = None
-) -> nn.Module:
+def model_of(settings: Settings, bundle: DataBundle) -> nn.Module:
     """A fresh model of a run's architecture."""
-    model = build_model(
-        settings.model or "", settings.model_options, shape, classes, settings.seed, vocabulary
-    )
-    return Normalised(model, shape[0]) if settings.normalise else model
+    model = new_model(settings, bundle)
+    return Normalised(model, bundle.input_shape[0]) if settings.normalise else model
 
 
 def suited_to(model: nn.Module, settings: Settings, bundle: DataBundle) -> Settings:

@@ -142,10 +142,7 @@ class Pool:
 
     def _start(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self._place.workers,
-            multiprocessing.get_context("spawn"),
-            begin,
-            (self._place.runs,),
+            self._place.workers, multiprocessing.get_context("spawn"), begin, (self._place.runs,)
         )
 
     def outcomes(self, jobs: dict[int, Job], tell: Callable[[tuple[int, ...]], None]) -> Iterator[Any]:

@@ -216,9 +216,7 @@ class Settings:
     def training(self, unit_name: str | None, metadata: RunMetadata) -> dict[str, Any]:
         """What they ask of the training loop, as `fit` takes it."""
         data = DataConfig(
-            unit_name=unit_name,
-            rows_per_unit=self.rows_per_unit,
-            max_physical_batch=self.max_physical_batch,
+            unit_name=unit_name, rows_per_unit=self.rows_per_unit, max_physical_batch=self.max_physical_batch
         )
         run = RunConfig(engine=self.engine, metadata=metadata)
         return {"ema_decay": self.ema_decay, "data": data, "run": run}

@@ -11,14 +11,7 @@ from typing import Any
 
 from sparsedp._validate import epsilon_text, significant
 from sparsedp.methods import get_method
-from sparsedp_experiments.runs.grid import (
-    CONFIGS,
-    RESULTS,
-    Experiment,
-    GridRun,
-    family_files,
-    read_family,
-)
+from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Experiment, GridRun, family_files, read_family
 from sparsedp_experiments.runs.papers import (
     PAPER_NAMES,
     Cell,

@@ -37,8 +37,6 @@ class ProjectedBound:
 
     def full_gradient(self, energy_capture: float) -> float:
         """The bound on `mean_t ||grad L||^2` of Corollary 6.6: the total over alpha_T."""
-        if not 0 < energy_capture <= 1:
-            raise SparseDPError(f"alpha_T: got {energy_capture}, expected a number in (0, 1]")
         return self.total / energy_capture
 
 
@@ -132,8 +130,6 @@ def retention_bound(
     `d noise^2`; a fixed mask keeps k/d of isotropic noise, whatever alpha is. So the spread here has k for d and is
     over alpha too.
     """
-    if not 0 < retained <= 1:
-        raise SparseDPError(f"retained: got {retained}, expected an energy-retention ratio in (0, 1]")
     spread = deviation_bound**2 / batch_size + active * noise_std**2 / batch_size**2
     return (2 * smoothness * loss_gap + spread) / (retained * math.sqrt(steps))
 
@@ -207,12 +203,11 @@ class Descent:
 
     def clipped_bound(self, kappa: float) -> float:
         """The bound of RS, Theorem 3.4 (clipping, no noise): `Delta_C/kappa`."""
-        return self.enlarged / _positive(kappa)
+        return self.enlarged / kappa
 
     def private_bound(self, rate: float, kappa: float) -> float:
         """The bound of RS, Theorem 3.5: `(Delta_C + (1-r) gamma Delta_sigma)/kappa`; with r=0, kappa=1 its eq. 15."""
-        _check_rate(rate)
-        return (self.enlarged + (1 - rate) * self.learning_rate * self.noise) / _positive(kappa)
+        return (self.enlarged + (1 - rate) * self.learning_rate * self.noise) / kappa
 
 
 def best_rate_at_most(*, noise_multiplier: float, dimension: int, batch_size: float) -> float:
@@ -248,7 +243,6 @@ def noisy_bound(
         steps: T.
         rate: r, the share of frozen coordinates.
     """
-    _check_rate(rate)
     spread = deviation_bound**2 / batch_size + dimension * noise_std**2 / batch_size**2
     return (2 * smoothness * loss_gap / (1 - rate) + spread) / math.sqrt(steps)
 
@@ -268,7 +262,6 @@ def budget_bound(
     They are `1/(G sqrt(T))`, `sqrt(T)` and `u q sqrt(T log(1/delta))/epsilon`, with `constant` the u of Abadi et al.,
     Theorem 1; those of `run` are not used.
     """
-    _check_rate(rate)
     root = math.sqrt(run.steps)
     private = (
         run.dimension
@@ -277,7 +270,7 @@ def budget_bound(
         / (2 * root)
     )
     rest = run.loss_gap * run.smoothness / root + run.clip_norm**2 / (2 * root) - run.symmetry_error
-    return (rest + (1 - rate) * private) / _positive(kappa)
+    return (rest + (1 - rate) * private) / kappa
 
 
 def progress_measure(gradient: Tensor, deviations: Tensor, clip_norm: float) -> float:
@@ -310,7 +303,6 @@ def kappa(
     Raises:
         SparseDPError: the measure is zero (no deviation is short enough, or no gradient), so there is no ratio.
     """
-    _check_rate(rate)
     whole = progress_measure(gradient, deviations, clip_norm)
     if whole == 0:
         raise SparseDPError("kappa: no deviation is within 3/4 of clip_norm, or the gradient is zero")
@@ -321,14 +313,3 @@ def kappa(
         active = public.permutation(d, (mask,))[:kept]
         total += progress_measure(gradient[active], deviations[:, active], clip_norm)
     return total / masks / whole
-
-
-def _check_rate(rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise SparseDPError(f"rate: got {rate}, expected the share of frozen coordinates, 0 <= r < 1")
-
-
-def _positive(value: float) -> float:
-    if not value > 0:
-        raise SparseDPError(f"kappa: got {value}, expected a number > 0")
-    return value

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
-from sparsedp.diagnostics import Baseline, NoisyEstimate, SplitEnergies
-from sparsedp.errors import SparseDPError
+from sparsedp.diagnostics import Baseline, SplitEnergies
 from sparsedp.parameters import Support
 
 
@@ -54,25 +53,11 @@ def random_signal_loss(gradient: Tensor, size: int) -> float:
 
 def split_of(order: Tensor, gradients: Tensor, noise_std: float) -> SplitEnergies:
     """Split energies from a stack of released dense gradients `[steps, d]`: even steps against odd ones."""
-    if gradients.shape[0] < 2:
-        raise SparseDPError(f"split_of: got {gradients.shape[0]} gradients, expected at least 2")
     even, odd = gradients[0::2].double(), gradients[1::2].double()
     v = noise_std**2
     return SplitEnergies(
         order.to(torch.int64), even.mean(0), odd.mean(0), v / even.shape[0], v / odd.shape[0]
     )
-
-
-def split_gain(split: SplitEnergies, size: int, noise_std: float) -> NoisyEstimate:
-    """`E_full - E(A) = (d - k) nu^2 - ||P_notA G||^2` for the best k coordinates: positive when they suffice."""
-    left_out = Support(split.order[size:], split.dimension)
-    lost = split.energy(left_out)
-    return NoisyEstimate(left_out.size * noise_std**2 - lost.value, lost.std)
-
-
-def step_progress(captured: float, size: int, noise_std: float) -> float:
-    """`c^2/(c + k nu^2)` for captured energy c: twice beta times the guaranteed descent of the best step size."""
-    return captured**2 / (captured + size * noise_std**2) if captured > 0 else 0.0
 
 
 def energy_captured(energies: Tensor, support: Support) -> float:
@@ -89,7 +74,6 @@ def random_capture(energies: Tensor, size: int) -> Baseline:
     """
     values = energies.double()
     d, total = values.numel(), float(values.sum())
-    _check_size(size, d)
     if total == 0 or d == 1:
         return Baseline(size / d if total else 0.0, 0.0)
     variance = size * (d - size) / (d - 1) * float(values.var(correction=0))
@@ -133,14 +117,5 @@ def recovery_curve(energies: Tensor, order: Tensor, ratios: Sequence[float]) -> 
 
 def trajectory_capture(captured: Sequence[float], total: Sequence[float]) -> float:
     """`alpha_T` (TP-TopK, Def. 6.5): the sum of `||P_t G_t||^2` over that of `||G_t||^2`; 1 when that is zero."""
-    if len(captured) != len(total) or not total:
-        raise SparseDPError(
-            f"alpha_T: got {len(captured)} and {len(total)} energies, expected as many, not none"
-        )
     whole = math.fsum(total)
     return min(1.0, math.fsum(captured) / whole) if whole else 1.0
-
-
-def _check_size(size: int, dimension: int) -> None:
-    if not 0 <= size <= dimension:
-        raise SparseDPError(f"size: got k={size}, expected 0..d={dimension}")

@@ -80,8 +80,7 @@ def diagnose_run(folder: Path, side: str, rows: int) -> dict[str, Any]:
     if side not in sides:
         raise SparseDPError(f"--data: got {side!r}, expected test or train")
     split = replace(sides[side], units=None) if settings.unit == "row" else sides[side]
-    shape, classes = bundle.input_shape, len(bundle.classes)
-    model, fresh = (model_of(settings, shape, classes, bundle.vocabulary) for _ in range(2))
+    model, fresh = (model_of(settings, bundle) for _ in range(2))
     if moments_in(model) is not None:
         raise SparseDPError(
             "least squares: got a run whose loss is linear in its weights, expected one with gradients that change "

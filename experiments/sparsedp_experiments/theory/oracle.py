@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import LossFunction, MicroBatch, slice_batch, to_device, validate_losses
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
-from sparsedp.errors import DataError, SparseDPError
+from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
@@ -33,7 +33,7 @@ def lopsidedness(points: Tensor) -> float:
 
     **Edge cases.** A sample of a symmetric distribution gives a little more than 0; see `lopsidedness_by_chance`.
     """
-    lengths = torch.linalg.vector_norm(_matrix(points), dim=1)
+    lengths = torch.linalg.vector_norm(points.double(), dim=1)
     whole = float((lengths**3).mean())
     cubes = points.double() * (lengths**2).unsqueeze(1)
     return float(torch.linalg.vector_norm(cubes.mean(dim=0))) / whole if whole else 0.0
@@ -41,9 +41,7 @@ def lopsidedness(points: Tensor) -> float:
 
 def lopsidedness_by_chance(points: Tensor, public: PublicRandomness, flips: int = 200) -> Tensor:
     """What `lopsidedness` is when the sign of each point is drawn anew, sorted: what a symmetric cloud gives."""
-    if flips < 1:
-        raise SparseDPError(f"flips: got {flips}, expected at least 1")
-    lengths = torch.linalg.vector_norm(_matrix(points), dim=1)
+    lengths = torch.linalg.vector_norm(points.double(), dim=1)
     cubes = points.double() * (lengths**2).unsqueeze(1)
     signs = torch.stack([public.normal(len(points), (3, flip)).sign() for flip in range(flips)])
     whole = float((lengths**3).sum())
@@ -55,16 +53,9 @@ def symmetry_error(gradient: Tensor, deviations: Tensor, clip: FlatClip) -> floa
     """`b_t` of RS, Theorem 3.3: what asymmetry adds to the progress of a clipped step.
 
     It is `E<grad, clipped(grad + xi)>` less the same with xi or -xi, each half the time, the symmetric proxy that is
-    nearest at hand.
-
-    Args:
-        gradient: the mean gradient, a d-vector.
-        deviations: one sample's deviation from it per row, `[n, d]`.
-        clip: of the step.
+    nearest at hand; xi are the rows of `deviations`, one sample's deviation from the mean gradient each.
     """
-    g, xi = gradient.double(), _matrix(deviations)
-    if g.shape != xi.shape[1:]:
-        raise SparseDPError(f"gradient: got shape {tuple(g.shape)}, expected ({xi.shape[1]},)")
+    g, xi = gradient.double(), deviations.double()
     seen, mirrored = (_progress(g, g + side * xi, clip) for side in (1.0, -1.0))
     return (seen - mirrored) / 2
 
@@ -72,12 +63,6 @@ def symmetry_error(gradient: Tensor, deviations: Tensor, clip: FlatClip) -> floa
 def _progress(gradient: Tensor, samples: Tensor, clip: FlatClip) -> float:
     factors = clip.factors(torch.linalg.vector_norm(samples, dim=1))
     return float((factors * (samples @ gradient)).mean())
-
-
-def _matrix(points: Tensor) -> Tensor:
-    if points.dim() != 2 or not len(points):
-        raise SparseDPError(f"points: got shape {tuple(points.shape)}, expected one row for each sample")
-    return points.double()
 
 
 def mean_loss(model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch]) -> float:
@@ -116,8 +101,6 @@ def smoothness(
 
     **Edge cases.** A loss without curvature has smoothness 0.
     """
-    if iterations < 1:
-        raise SparseDPError(f"iterations: got {iterations}, expected at least 1")
     rows = _count_rows(batches)
     vector = public.normal(ParameterLayout.of(model).dimension, (0,))
     vector /= torch.linalg.vector_norm(vector)
@@ -137,8 +120,6 @@ def _product(
     model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch], vector: Tensor, rows: int
 ) -> Tensor:
     layout = ParameterLayout.of(model)
-    if vector.shape != (layout.dimension,):
-        raise SparseDPError(f"vector: got shape {tuple(vector.shape)}, expected d={layout.dimension} numbers")
     parameters = layout.parameters(model)
     direction = [
         vector[slot.span].reshape(slot.shape).to(p) for slot, p in zip(layout, parameters, strict=True)
@@ -205,10 +186,7 @@ class ClippingReport:
 
 
 def clipping_report(
-    engine: ClippedSumEngine,
-    batches: Sequence[MicroBatch],
-    support: Support,
-    clip: FlatClip,
+    engine: ClippedSumEngine, batches: Sequence[MicroBatch], support: Support, clip: FlatClip
 ) -> ClippingReport:
     """Clipping bias, its bound and the spread of clipped gradients, unit by unit.
 
@@ -237,9 +215,7 @@ def clipping_report(
 
 
 def projected_deviations(
-    engine: ClippedSumEngine,
-    batches: Sequence[MicroBatch],
-    public: PublicRandomness,
+    engine: ClippedSumEngine, batches: Sequence[MicroBatch], public: PublicRandomness
 ) -> Tensor:
     """Each unit's deviation from the mean gradient, on two random directions: `[units, 2]` (RS, App. F)."""
     full = Support.full(engine.layout.dimension)
@@ -275,11 +251,7 @@ def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999
     return (1 + int((chance >= seen).sum())) / (1 + flips)
 
 
-def _each_unit(
-    engine: ClippedSumEngine,
-    batches: Sequence[MicroBatch],
-    support: Support,
-) -> Iterator[Tensor]:
+def _each_unit(engine: ClippedSumEngine, batches: Sequence[MicroBatch], support: Support) -> Iterator[Tensor]:
     """One unclipped gradient per unit, on the support, float64, on the CPU."""
     query = ClippedSumQuery(support, UNCLIPPED)
     for batch in batches:

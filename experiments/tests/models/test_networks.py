@@ -19,7 +19,6 @@ from sparsedp_experiments.models import (
     parameter_count,
     scatter_cnn,
     scatter_linear,
-    transformer,
 )
 from sparsedp_experiments.models.networks import MaxPool2d
 
@@ -39,10 +38,9 @@ INPUT_SHAPES = {
     "bag-of-words": (50,),
     "embedding-bag": (9,),
     "factorization": (9,),
-    "transformer": (9,),
 }
 
-TOKEN_MODELS = {"embedding-bag", "transformer"}
+TOKEN_MODELS = {"embedding-bag"}
 
 MOST_CLASSES = {"factorization": 2}
 """A factorization machine scores one thing: liked or not, clicked or not."""
@@ -81,7 +79,6 @@ def sample_inputs(name, count, seed=0):
         (mlp((20,), 2, hidden=(8, 4)), 20 * 8 + 8 + 8 * 4 + 4 + 4 + 1),
         (bag_of_words((2**14,), 2), 16_385),
         (embedding_bag((200,), 2), 2**14 * 16 + 17),
-        (transformer((64,), 2, layers=0, vocabulary=10, width=4), 10 * 4 + 64 * 4 + 8 + 5),
     ],
 )
 def test_parameter_counts_are_the_published_ones(model, count):
@@ -174,7 +171,6 @@ def test_padding_changes_nothing_and_an_empty_text_gives_finite_logits(name):
         (lambda: logistic((0,), 10), "expected positive whole numbers"),
         (lambda: logistic((4,), 1), "classes: got 1, expected at least 2"),
         (lambda: embedding_bag((3, 4), 2), r"expected 1 axes \(length,\)"),
-        (lambda: transformer((9,), 2, width=10, heads=4), "not a multiple of heads"),
         (lambda: scatter_linear((3969,), 10, groups=27), "expected 3 axes"),
         (lambda: scatter_cnn((81, 7, 7), 10, bypass=0.0), "bypass: got 0.0, expected a number above 0"),
     ],

@@ -19,9 +19,7 @@ from sparsedp.parameters import Support
 from sparsedp_experiments.theory.criteria import (
     one_step,
     random_signal_loss,
-    split_gain,
     split_of,
-    step_progress,
 )
 from sparsedp_experiments.theory.misranking import (
     Pair,
@@ -62,43 +60,6 @@ def splits(gradient, noise, repeats, seed, steps=8):
         released = gradient + noise * rng.standard_normal((2 * steps, gradient.size))
         order = np.argsort(-(released[:steps] ** 2).mean(0), kind="stable")
         yield split_of(torch.from_numpy(order), torch.from_numpy(released[steps:]), noise)
-
-
-def test_the_split_estimate_of_the_gain_is_unbiased_with_the_stated_deviation():
-    """z-tests on bias and spread over 3,000 warm-ups; false-alarm rate below 1e-5."""
-    rng = np.random.default_rng(1)
-    gradient, noise, main_noise, k = rng.standard_normal(40) * (rng.random(40) < 0.3), 1.0, 0.3, 10
-    deviations, stds = [], []
-    for split in splits(gradient, noise, 3000, seed=2):
-        truth = one_step(torch.from_numpy(gradient), split.support(k), main_noise)
-        estimate = split_gain(split, k, main_noise)
-        deviations.append(estimate.value - (truth.full_error - truth.error))
-        stds.append(estimate.std)
-    deviations, stds = np.array(deviations), np.array(stds)
-    assert abs(deviations.mean()) < 5 * deviations.std() / math.sqrt(3000)
-    standard = deviations**2 / stds**2
-    assert (
-        abs(standard.mean() - 1) < 5 * standard.std() / math.sqrt(3000) + 0.1
-    )  # the deviation is itself estimated
-
-
-def test_step_progress_is_the_best_guaranteed_descent():
-    for captured, size, noise, beta in [(2.0, 5, 0.3, 1.0), (0.1, 50, 0.5, 4.0)]:
-        steps = np.linspace(0, 2 / beta, 200_001)
-        descent = steps * captured - beta * steps**2 / 2 * (captured + size * noise**2)
-        assert step_progress(captured, size, noise) == pytest.approx(2 * beta * descent.max(), rel=1e-6)
-    assert step_progress(-0.1, 5, 1.0) == 0.0
-
-
-def test_random_supports_make_k_over_d_of_the_progress_and_learned_ones_pay_when_alpha_squared_exceeds_it():
-    energy, d, k = 1.0, 100, 20
-    for noise in (0.01, 0.3, 10.0):
-        dense = step_progress(energy, d, noise)
-        assert step_progress(energy * k / d, k, noise) / dense == pytest.approx(k / d)
-    loud = 100.0
-    for alpha in (0.3, 0.44, 0.46, 0.9):
-        pays = step_progress(alpha * energy, k, loud) > step_progress(energy, d, loud)
-        assert pays == (alpha**2 > k / d)
 
 
 def test_a_random_ranking_has_split_concentration_k_over_d():
