@@ -208,9 +208,9 @@ ENERGIES = torch.tensor([4.0, 0.0, 1.0, 3.0, 2.0])
 def test_projection_and_complement_make_one_and_the_full_support_captures_all(dimension, seed):
     rng = np.random.default_rng(seed)
     energies = torch.from_numpy(rng.standard_normal(dimension) ** 2)
-    support = Support.from_mask(torch.from_numpy(rng.random(dimension) < 0.4))
+    support = Support(np.flatnonzero(rng.random(dimension) < 0.4), dimension)
     captured = energy_captured(energies, support)
-    rest = energy_captured(energies, Support.from_mask(~support.mask()))
+    rest = energy_captured(energies, Support.full(dimension).without(support))
     assert 0 <= captured <= 1
     assert captured + rest == pytest.approx(1.0)
     assert energy_captured(energies, Support.full(dimension)) == pytest.approx(1.0)
