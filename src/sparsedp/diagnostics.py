@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.auto import noise_ratio
 from sparsedp.methods.method import WARM_UP
-from sparsedp.methods.ranking import part_sizes
+from sparsedp.methods.ranking import BIAS, HEAD, find, size_of
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.methods.warmup import (
     MINIMUM_WARMUP,
@@ -157,10 +157,6 @@ def pure_noise(size: int, dimension: int, squares: int) -> Baseline:
 
     Edge cases: When more than the positive scores are kept, it is 1 without deviation.
     """
-    if not 0 < size <= dimension or squares < 1:
-        raise SparseDPError(
-            f"pure_noise: got k={size} of d={dimension} with {squares} squares, expected 0 < k <= d and squares >= 1"
-        )
     cut = float(stats.chi2.isf(size / dimension, squares)) / squares if size < dimension else 0.0
     if cut <= 1:
         return Baseline(1.0, 0.0)
@@ -339,7 +335,8 @@ def inspect_run(folder: Path | str) -> Visible:
     support, plan = run.active, run.plan
     shown = max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
     splits, missing = ({}, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
-    sizes = part_sizes(run.layout) | {"support": support.size}
+    sizes = {word: size_of(find(run.layout, (word,), "part")) for word in (HEAD, BIAS)}
+    sizes = {"all": support.dimension, **sizes, "support": support.size}
     return Visible(
         k=support.size,
         d=support.dimension,

@@ -31,7 +31,11 @@ LAYOUT = layout_of((6, 7), (6,), (3, 6), (3,))
 every_method = pytest.mark.parametrize("method", list_methods(), ids=lambda method: method.name)
 
 
-@every_method
+@pytest.mark.parametrize(
+    "method",
+    [*list_methods(), get_method("tp-adaptive", refresh="once")],
+    ids=lambda method: f"{method.name}-{method.refresh.value}",
+)
 def test_check_method_registered_method_passes(method):
     check_method(method)
 

@@ -16,7 +16,7 @@ from sparsedp.clipping import Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.ranking import Granularity, Names
 from sparsedp.methods.schedules import Clock, Constant, EverySteps, PerEpoch, Refresh, Schedule
-from sparsedp.methods.scores import Contributions, Ranking, ScoreSource, read_ranking
+from sparsedp.methods.scores import Ranking, ScoreSource, read_ranking
 from sparsedp.parameters import Support
 from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.mechanism import Release
@@ -250,11 +250,6 @@ class Method:
             )
 
     @property
-    def count_share(self) -> float:
-        """What a ranking that is made anew in every step takes of it."""
-        return self.ranking.share if isinstance(self.ranking, Contributions) else 0.0
-
-    @property
     def warm_up(self) -> bool:
         """Whether a dense stage comes before the main one."""
         return WARM_UP in self.stages
@@ -318,11 +313,7 @@ _JSON_FIELDS = [entry.name for entry in fields(Method) if entry.compare and entr
 
 
 def read_field(name: str, value: Any) -> Any:
-    """A field's value from JSON; or as typed: the name alone of a ranking or schedule, one pattern instead of a list.
-
-    Raises:
-        SparseDPError: it is none of the choices.
-    """
+    """A field from JSON, or as typed: the name alone of a ranking or schedule, one pattern instead of a list."""
     if name == "ranking":
         return None if value is None else read_ranking(value)
     if isinstance(value, str) and name in ("schedule", "scope", "always"):

@@ -11,6 +11,7 @@ from sparsedp import _validate as checks
 from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.method import Method, Moves, Stage, phase_names
+from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.plan import AUTO, FLAT, Phase
 
 ClipNorm = float | tuple[float, float] | str | Mapping[str, float] | tuple[tuple[str, float], ...]
@@ -19,11 +20,7 @@ or a bound for each pattern of parameter names, which a plan keeps as pairs."""
 
 
 def steps_of_an_epoch(units: int, batch_size: int, epochs: int) -> int:
-    """`units/batch_size` to the nearest whole number, at least 1.
-
-    Raises:
-        PrivacyError: sizes that make no sense.
-    """
+    """`units/batch_size` to the nearest whole number, at least 1."""
     for name, value in (("units", units), ("batch_size", batch_size), ("epochs", epochs)):
         checks.whole(value, name, at_least=1)
     if batch_size > units:
@@ -48,6 +45,7 @@ def draft_phases(
     steps = _split_steps(stages, total, warmup_fraction)
     clipping, bound = _clipping(clip_norm)
     clips = _clips(bound, len(stages))
+    share = method.ranking.share if isinstance(method.ranking, Contributions) else 0.0
     training = iter(
         Phase(
             name=name,
@@ -56,7 +54,7 @@ def draft_phases(
             clip_norm=clip,
             clipping=clipping,
             support=FrozenMap(_rule(method, stage)),
-            count_share=method.count_share if stage.moves is Moves.SUPPORT else 0.0,
+            count_share=share if stage.moves is Moves.SUPPORT else 0.0,
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
             loss_bound=loss_bound,
         )

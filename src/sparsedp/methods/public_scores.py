@@ -87,11 +87,7 @@ class Knowledge:
     scores: PublicScores | None = None
 
     def magnitudes(self) -> Tensor:
-        """The size of each weight as it is now.
-
-        Raises:
-            SparseDPError: nobody gave the weights.
-        """
+        """The size of each weight as it is now."""
         if self.weights is None:
             raise SparseDPError(
                 "a ranking by the weights' magnitude needs them: give SupportScheduler(..., "

@@ -42,12 +42,7 @@ class Parts:
 
     @classmethod
     def of(cls, layout: ParameterLayout, scope: Names, always: Names) -> Parts:
-        """Sort the parameters; no scope means all of them.
-
-        Raises:
-            SparseDPError: a name that no parameter has, a scope that holds nothing, or a head that is always active
-                and does not take part.
-        """
+        """Sort the parameters; no scope means all of them."""
         inside = find(layout, scope, "scope") if scope else layout.slots
         if scope and size_of(inside) == 0:
             raise SparseDPError(
@@ -82,11 +77,7 @@ class Parts:
         return Support(coordinates(self.scope), self.layout.dimension)
 
     def head_support(self) -> Support:
-        """The head, as far as it takes part.
-
-        Raises:
-            SparseDPError: none of it does, so it would be charged for and move nothing.
-        """
+        """The head, as far as it takes part."""
         head = find(self.layout, (HEAD,), "head")
         inside = [slot for slot in head if slot in self.scope]
         if not inside:
@@ -101,11 +92,7 @@ class Parts:
         return Support(torch.cat([coordinates(self.always), best]), self.layout.dimension)
 
     def check_tables(self, who: str) -> None:
-        """Refuse to rank rows of what is no embedding table.
-
-        Raises:
-            SparseDPError: names them.
-        """
+        """Refuse to rank rows of what is no embedding table."""
         others = [slot.name for slot in self.ranked if not slot.table]
         if others:
             raise SparseDPError(
@@ -154,11 +141,6 @@ def find(layout: ParameterLayout, names: Names, what: str) -> tuple[ParameterSli
     return tuple(slot for slot in layout if slot.name in chosen)
 
 
-def part_sizes(layout: ParameterLayout) -> dict[str, int]:
-    """How many scalars all parameters have, and of them the head's and the biases."""
-    return {"all": layout.dimension} | {word: size_of(find(layout, (word,), "part")) for word in (HEAD, BIAS)}
-
-
 def coordinates(slots: Iterable[ParameterSlice]) -> Tensor:
     """The flat indices of some parameters."""
     spans = [torch.arange(slot.span.start, slot.span.stop) for slot in slots]
@@ -190,11 +172,7 @@ _MEMBER_ORDER, _GROUP_ORDER = 0, 1
 
 
 def order_by_score(scores: Tensor, layout: ParameterLayout, granularity: Granularity) -> Tensor:
-    """All coordinates, best first.
-
-    Raises:
-        SparseDPError: not d scores, or one is NaN.
-    """
+    """All coordinates, best first."""
     if scores.shape != (layout.dimension,) or bool(scores.isnan().any()):
         raise SparseDPError(
             f"scores: got {scores}, expected d={layout.dimension} numbers, none NaN; look for diverged training"

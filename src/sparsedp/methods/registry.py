@@ -11,22 +11,14 @@ T = TypeVar("T")
 
 
 def add_named(known: dict[str, T], name: str, one: T, what: str) -> T:
-    """Make one known by its name.
-
-    Raises:
-        SparseDPError: the name is another's.
-    """
+    """Make one known by its name."""
     if known.setdefault(name, one) != one:
         raise SparseDPError(f"{what}: the name {name!r} is taken; choose another")
     return one
 
 
 def find_named(known: dict[str, T], name: str, what: str) -> T:
-    """The one of that name.
-
-    Raises:
-        SparseDPError: there is none.
-    """
+    """The one of that name."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {near[0]!r}? One" if near else "One"

@@ -65,11 +65,7 @@ Schedule = Constant | GradualCooling | ProgressiveUnfreezing
 
 
 def active_count(ratio: Fraction, dimension: int) -> int:
-    """`k = floor(rho * d)`.
-
-    Raises:
-        SparseDPError: no coordinate would be active.
-    """
+    """`k = floor(rho * d)`."""
     count = share_of(ratio, dimension)
     if count == 0:
         raise SparseDPError(

@@ -292,11 +292,7 @@ class Given(Ranking):
     source: ClassVar[ScoreSource] = ScoreSource.PUBLIC
 
     def check(self, known: Knowledge) -> None:
-        """Refuse other scores than those that were planned with.
-
-        Raises:
-            SparseDPError: there are none, some too many, or others.
-        """
+        """Refuse other scores than those that were planned with."""
         found = "" if known.scores is None else known.scores.checksum
         if found != self.checksum:
             raise SparseDPError(
@@ -325,11 +321,7 @@ def register_ranking(ranking: Ranking) -> Ranking:
 
 
 def read_ranking(value: Any) -> Ranking:
-    """A registered ranking by its name, or from its name and the values of its fields.
-
-    Raises:
-        SparseDPError: there is none of that name, or it has no such field.
-    """
+    """A registered ranking by its name, or from its name and the values of its fields."""
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise SparseDPError(

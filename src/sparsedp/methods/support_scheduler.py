@@ -84,19 +84,6 @@ class Timeline:
     steps_per_epoch: int
     main_noise_std: float
 
-    @property
-    def main_steps(self) -> int:
-        """Steps of the main phase."""
-        return self.stop - self.main_start
-
-    @classmethod
-    def of(cls, plan: Plan) -> Timeline:
-        """Read a plan."""
-        begin, main = plan.training[0], plan.training[-1]
-        start = plan.first_step(main.name)
-        noise = noise_on_mean(plan, main)
-        return cls(plan.first_step(begin.name), start, start + main.steps, plan.steps_per_epoch, noise)
-
 
 def noise_on_mean(plan: Plan, phase: Phase) -> float:
     """`nu`: standard deviation of the noise on each coordinate of the phase's released mean."""
@@ -130,8 +117,11 @@ class SupportScheduler:
         self._public = public
         self._known = known or Knowledge()
         self._plan = plan
-        self._timeline = Timeline.of(plan)
-        self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
+        main = plan.training[-1]
+        start, per_epoch = plan.first_step(main.name), plan.steps_per_epoch
+        first, stop = plan.first_step(plan.training[0].name), start + main.steps
+        self._timeline = Timeline(first, start, stop, per_epoch, noise_on_mean(plan, main))
+        self._starts = self._method.clock.starts(main.steps, per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
         if HEAD in self._method.names:
             logger.info('"head" means %s', [slot.name for slot in find(layout, (HEAD,), "scope")])
@@ -185,11 +175,6 @@ class SupportScheduler:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
         return None if self._last_scores is None else self._last_scores.clone()
 
-    @property
-    def decisions(self) -> tuple[Mapping[str, Any], ...]:
-        """What each round of empirical Bayes kept and why, with its fitted mixture; empty for other methods."""
-        return tuple(self._decisions)
-
     def begin_step(self, step: int) -> StepSetting:
         """Settle the support, geometry and top-r of a step; called once per step, in order, before its release."""
         if self._awaited is not None:
@@ -217,13 +202,12 @@ class SupportScheduler:
                 "call begin_step(step), release on its support, then update"
             )
         self._awaited = None
-        warming = self._period <= _BEFORE_MAIN
         ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
         if self._ranking and self._source is ScoreSource.GRADIENTS and ranks_again and self._stage.observes:
             seen = self._observation(released)
             self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
-        if self._statistics is not None and not warming:
+        if self._statistics is not None:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
 
@@ -305,9 +289,7 @@ class SupportScheduler:
 
     @property
     def _stage(self) -> Stage:
-        """The stage of the period last entered."""
-        trains = [stage for stage in self._method.stages if stage.trains]
-        return trains[-1 if self._period > _BEFORE_MAIN else 0]
+        return self._method.stages[-1 if self._period > _BEFORE_MAIN else -2]
 
     def _enter(self, period: int) -> SupportChange | None:
         """Begin a period: rank if it is time, take the first k of the order."""
@@ -315,7 +297,12 @@ class SupportScheduler:
         main = period > _BEFORE_MAIN
         if main and (self._order is None or self._method.refresh is Refresh.EVERY_PERIOD):
             self._rank(period)
-        after = self._select(period) if main else self._first_support()
+        if main and self._order is not None:
+            after = self._parts.support_with(self._order.first(self._count(period)))
+        elif self._stage.moves is Moves.HEAD:
+            after = self._parts.head_support()
+        else:
+            after = self._parts.all_support()
         if after == self._support:
             return None
         prune = main and self._method.prune and not self._pruned
@@ -329,7 +316,7 @@ class SupportScheduler:
         ranking = self._ranking
         if ranking is None or (self._source is not ScoreSource.PUBLIC and not self._scored_steps):
             return
-        left = self._timeline.main_steps - self._starts[period]
+        left = self._timeline.stop - self._timeline.main_start - self._starts[period]
         place = RankingContext(self._parts, self._method.granularity, self._public, period, self._known, left)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
@@ -338,7 +325,7 @@ class SupportScheduler:
             logger.info("%s keeps %s", self._method.name, decision.reason)
             self._decisions = [*self._decisions, {"step": self._next_step, **decision.to_json()}]
         again = self._method.refresh is Refresh.EVERY_PERIOD
-        if not (again and isinstance(ranking, EmpiricalBayes)):  # its sums go on
+        if not isinstance(ranking, EmpiricalBayes):  # its sums go on
             self._score_state = ranking.init(self._layout.dimension) if again else {}
         self._scored_steps = 0
         if not again:
@@ -350,16 +337,6 @@ class SupportScheduler:
         if self._start is None or not isinstance(ranking, EmpiricalBayes) or not state["steps"]:
             return None
         return Shrinkage(self._start, ranking.factors(state))
-
-    def _first_support(self) -> Support:
-        """That of the stage before the main one."""
-        head = self._stage.moves is Moves.HEAD
-        return self._parts.head_support() if head else self._parts.all_support()
-
-    def _select(self, period: int) -> Support:
-        if self._order is None:
-            return self._parts.all_support()
-        return self._parts.support_with(self._order.first(self._count(period)))
 
     def _count(self, period: int) -> int:
         """The scheduled number of active coordinates among those that are ranked."""
