@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.clipping import FlatClip
-from sparsedp.diagnostics import RunView
 from sparsedp.errors import DataError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.run import Run
@@ -53,23 +52,6 @@ def a_run(out, method):
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "tp-topk"
     return out, a_run(out, "tp-topk")
-
-
-def test_the_view_is_the_runs_public_state_and_its_proxy_has_a_null(run):
-    out, result = run
-    view = RunView.of(Run.open(out))
-    assert view.support == result.support
-    assert torch.equal(view.scores, result.scores)
-    proxy = view.proxy()
-    positive = result.scores.clamp(min=0)
-    assert proxy.seen == pytest.approx(float(positive[view.support.indices].sum() / positive.sum()))
-    assert 0.5 < proxy.null.mean < 1
-
-
-def test_methods_without_scores_have_no_proxy(tmp_path):
-    for method in ("tp-rand", "dp-sgd"):
-        a_run(tmp_path / method, method)
-        assert RunView.of(Run.open(tmp_path / method)).proxy() is None
 
 
 def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
