@@ -27,22 +27,12 @@ def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
     return Scores(draws[0] + 1, draws[1])
 
 
-@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
-def test_gaussian_epsilon_is_the_accountants(noise):
-    expected = accountant("pld").epsilon([SampledGaussian(1.0, noise, 1)], 1e-5)
-    assert get_epsilon_gaussian(noise, 1e-5) == pytest.approx(expected, rel=2e-3)
-
-
 def test_the_noise_limit_covers_the_truth_as_often_as_it_says():
     """2,000 audits at a risk of 0.1: more than 274 below the truth happens less than once in 10^6 runs."""
     missed = sum(
         noise_multiplier_upper_bound(gaussian_scores(2.0, 60, seed), 0.1) < 2.0 for seed in range(2000)
     )
     assert missed <= 274
-
-
-def test_the_noise_limit_is_close_when_there_are_many_scores():
-    assert 2.0 < noise_multiplier_upper_bound(gaussian_scores(2.0, 200_000, 1), 1e-6) < 2.15
 
 
 def test_scores_that_cannot_be_told_apart_bound_nothing():

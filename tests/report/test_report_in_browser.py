@@ -142,18 +142,3 @@ def test_page_follows_the_colours_of_the_system_and_prints_on_white(browser, pag
     assert background(browser) == "rgb(255, 255, 255)"
     assert len(browser.execute_script(VISIBLE_CHARTS)) == 2
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
-
-
-def test_page_can_be_used_by_keyboard(browser, page):
-    from selenium.webdriver.common.keys import Keys
-
-    look(browser, page, DESK, "light")
-    reached = []
-    for _ in range(8):
-        browser.switch_to.active_element.send_keys(Keys.TAB)
-        reached.append(browser.execute_script("return document.activeElement.outerHTML.slice(0, 60)"))
-    assert 'class="skip"' in reached[0]
-    assert any("<summary" in element for element in reached)
-    summary = browser.find_elements("css selector", "summary")[0]
-    summary.send_keys(Keys.ENTER)
-    assert summary.find_element("xpath", "..").get_attribute("open") is not None

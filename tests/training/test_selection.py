@@ -35,6 +35,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import RowCountSum
 from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Result
+from sparsedp.runs.run import Run
 from sparsedp.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -66,24 +67,9 @@ def noise_of(seed, key: tuple[int, ...], clip, multiplier, size) -> np.ndarray:
     return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, size, key=key).numpy() * grid.step
 
 
-def rows_in(support) -> Tensor:
+def table_rows(support):
     """Of the table, which rows have an active entry."""
     return support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH).any(1)
-
-
-def charges(run) -> list[tuple[str, float, float]]:
-    """Phase, rate and noise of every step that the ledger says was charged."""
-    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-    return [
-        (line["phase"], line["sampling_rate"], line["noise_multiplier"])
-        for line in lines
-        if line["kind"] == "block"
-        for _ in range(line["steps"])
-    ]
-
-
-def planned(plan: Plan) -> list[tuple[str, float, float]]:
-    return [(p.name, p.sampling_rate, p.noise_multiplier) for p in plan.phases for _ in range(p.steps)]
 
 
 @pytest.mark.parametrize("rows_of_a_unit", [1, 3])
@@ -192,12 +178,12 @@ def test_fest_trains_the_best_rows_of_the_noisy_count_and_the_rest_never_move(tm
     noisy = histogram(texts(2).tensors[0].tolist(), list(range(ROWS)), WORDS, padding=0)
     noisy = noisy + noise_of(3, (0,), 1.0, select.noise_multiplier, WORDS)
     kept = best_rows(noisy, int(0.3 * WORDS))
-    assert rows_in(result.support).nonzero().flatten().tolist() == kept
+    assert table_rows(result.support).nonzero().flatten().tolist() == kept
     assert result.support.mask()[WORDS * WIDTH :].all()
     moved = (model.words.weight.detach() != before).any(1).nonzero().flatten().tolist()
     assert moved
     assert set(moved) <= set(kept)
-    assert charges(tmp_path / "run") == planned(result.plan)
+    assert Run.open(tmp_path / "run").ledger.events() == result.plan.events()
 
 
 def test_fest_counts_all_texts_of_a_unit_once_however_few_train():
@@ -213,7 +199,7 @@ def test_fest_counts_all_texts_of_a_unit_once_however_few_train():
         trainer.step(next(iter(trainer)))
     noisy = histogram(texts(4).tensors[0].tolist(), units.tolist(), WORDS, padding=0)
     noisy = noisy + noise_of(0, (0,), 1.0, plan.phases[0].noise_multiplier, WORDS)
-    assert rows_in(trainer.support).nonzero().flatten().tolist() == best_rows(noisy, int(0.3 * WORDS))
+    assert table_rows(trainer.support).nonzero().flatten().tolist() == best_rows(noisy, int(0.3 * WORDS))
 
 
 def test_adafest_charges_both_releases_of_a_step_as_one_and_plans_how_it_is_shared(tmp_path):
@@ -231,7 +217,7 @@ def test_adafest_charges_both_releases_of_a_step_as_one_and_plans_how_it_is_shar
     for batch in trainer:
         trainer.step(batch)
     trainer.finish()
-    assert charges(tmp_path / "run") == planned(plan)
+    assert Run.open(tmp_path / "run").ledger.events() == plan.events()
 
 
 def test_adafest_step_is_the_papers_algorithm(monkeypatch):
@@ -261,7 +247,7 @@ def test_adafest_step_is_the_papers_algorithm(monkeypatch):
         counts = histogram(samples, list(range(len(samples))), WORDS, padding=0)
         counts = counts + noise_of(3, (number, 1), 1.0, phase.count_noise, WORDS)
         kept = selection.chosen_rows(counts, tau=1.0 * phase.count_noise)
-        chosen = rows_in(released.support)
+        chosen = table_rows(released.support)
         assert chosen.nonzero().flatten().tolist() == kept
         assert 0 < len(kept) < WORDS
         size = len(kept) * WIDTH + 2 * WIDTH + 2
