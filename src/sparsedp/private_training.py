@@ -37,23 +37,12 @@ _IN_OPACUS: Mapping[str, str] = {
     "data_loader": "loader",
     "target_epsilon": "epsilon",
     "target_delta": "delta",
-    "loss_reduction": "nothing: the reduction is read from the criterion",
     "poisson_sampling": "nothing: batches are always Poisson samples, as the guarantee needs",
     "clipping": "max_grad_norm, which is a number (flat), 'auto', or a mapping from patterns of names (per layer)",
     "grad_sample_mode": "nothing: the engine chooses, layer by layer, and falls back to engine='reference'",
-    "batch_first": "nothing: every example is computed by itself, whatever the layout behind its first axis",
-    "noise_generator": "seed",
-    "secure_mode": "nothing: noise is secure unless a seed is given",
     "max_physical_batch_size": "data=DataConfig(max_physical_batch=...)",
-    "loss_fn": "criterion",
-    "clip_norm": "max_grad_norm",
-    "units": "unit_ids",
-    "unit": "data=DataConfig(unit_name=...)",
-    "out": "run_dir",
-    "accumulation": "nothing: give the loader the batch size of a step, and bound memory by max_physical_batch",
-    "batch_size": "nothing: it is the loader's",
 }
-"""Names that users of Opacus, or of other versions, may give; and what to give instead."""
+"""Names that users of Opacus may give; and what to give instead."""
 
 
 def make_private(
@@ -132,19 +121,33 @@ def make_private(
     Edge cases:
         After the last planned step the run is finished; `private.finish()` gives its result.
     """
-    _refuse_other_names(other_names)
-    _refuse_missing(model=model, optimizer=optimizer, loader=loader, criterion=criterion)
-    assert model is not None  # as _refuse_missing has seen
-    assert criterion is not None
-    _refuse_wrapped(model=model, optimizer=optimizer, loader=loader, criterion=criterion)
-    from_loader, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
-    given = given_data(from_loader, "loader")
+    for name in other_names:
+        expected = _IN_OPACUS.get(name, "none of that name; see help(sparsedp.make_private)")
+        raise TypeError(f"make_private() got {name!r}; expected {expected}")
+    if model is None or optimizer is None or loader is None or criterion is None:
+        raise TypeError(
+            "expected make_private(model, optimizer, loader, criterion, epsilon=...), all four of them"
+        )
+    wrapped = {"model": model, "optimizer": optimizer, "loader": loader, "criterion": criterion}
+    for name, (kinds, expected) in _WRAPPED.items():
+        if isinstance(wrapped[name], kinds):
+            raise SparseDPError(
+                f"{name}: got what make_private gave back for another run, which is charged for by itself; expected "
+                f"{expected}"
+            )
+    if not isinstance(optimizer, Optimizer):
+        raise SparseDPError(
+            f"optimizer: got {type(optimizer).__name__}, expected the torch.optim optimizer that the loop steps"
+        )
+    if not isinstance(loader, DataLoader):
+        raise DataError(
+            f"loader: got {type(loader).__name__}, expected a torch DataLoader; fit and Trainer take data sets"
+        )
+    given = given_data(loader, "loader")
     require_one_process("make_private")
     dataset = given.dataset
     per_sample_loss(criterion)  # refuses what is no loss, before anything else
-    loading = loading_of(
-        replace(data, num_workers=data.num_workers or from_loader.num_workers), given, unit_ids
-    )
+    loading = loading_of(replace(data, num_workers=data.num_workers or loader.num_workers), given, unit_ids)
     plan = plan_for(
         model,
         dataset,
@@ -157,7 +160,7 @@ def make_private(
         noise_multiplier=noise_multiplier,
         delta=delta,
         epochs=epochs,
-        batch_size=from_loader.batch_size,
+        batch_size=loader.batch_size,
         max_grad_norm=max_grad_norm,
         accountant=accountant,
         private_loss=private_loss,
@@ -172,7 +175,7 @@ def make_private(
             dataset,
             criterion,
             plan=plan,
-            optimizer=chosen,
+            optimizer=optimizer,
             data=loading,
             evaluate=evaluate,
             run_dir=run_dir,
@@ -186,7 +189,7 @@ def make_private(
         with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             no_rows = slice_batch(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
         opened = closing.pop_all()
-    return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, given, opened)
+    return PrivateTraining(Loop(trainer, criterion, no_rows), model, optimizer, given, opened)
 
 
 @final
@@ -301,53 +304,9 @@ class PrivateTraining:
         self.trainer.pause()
 
 
-def _refuse_other_names(given: Mapping[str, object]) -> None:
-    for name in given:
-        if name in _IN_OPACUS:
-            raise TypeError(f"make_private() got {name!r}; expected {_IN_OPACUS[name]}")
-        raise TypeError(
-            f"make_private() got an unexpected argument {name!r}; see help(sparsedp.make_private) for what it takes"
-        )
-
-
-def _refuse_missing(**given: object) -> None:
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
-        raise TypeError(
-            f"make_private() is missing {', '.join(missing)}; expected make_private(model, optimizer, loader, "
-            "criterion, epsilon=...)"
-        )
-
-
 _WRAPPED: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "model": ((PrivateModel, PrivateTraining), "the plain module inside, private.model.module"),
     "optimizer": (PrivateOptimizer, "a new torch.optim optimizer over private.model.module.parameters()"),
     "loader": (PrivateLoader, "the DataLoader it was made from, or a new one"),
     "criterion": (PrivateCriterion, "the criterion it was made from, such as nn.CrossEntropyLoss()"),
 }
-
-
-def _refuse_wrapped(**given: object) -> None:
-    """What make_private has given belongs to its run."""
-    for name, (kinds, expected) in _WRAPPED.items():
-        if isinstance(given[name], kinds):
-            raise SparseDPError(
-                f"{name}: got what make_private gave back for another run, which is charged for by itself; expected "
-                f"{expected}"
-            )
-
-
-def _checked_optimizer(given: object) -> Optimizer:
-    if not isinstance(given, Optimizer):
-        raise SparseDPError(
-            f"optimizer: got {type(given).__name__}, expected the torch.optim optimizer that the loop steps"
-        )
-    return given
-
-
-def _checked_loader(given: object) -> DataLoader[Any]:
-    if not isinstance(given, DataLoader):
-        raise DataError(
-            f"loader: got {type(given).__name__}, expected a torch DataLoader; fit and Trainer take data sets"
-        )
-    return given
