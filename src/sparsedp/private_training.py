@@ -204,12 +204,7 @@ class PrivateTraining:
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        model: nn.Module,
-        optimizer: Optimizer,
-        data: GivenData,
-        display: ExitStack,
+        self, loop: Loop, model: nn.Module, optimizer: Optimizer, data: GivenData, display: ExitStack
     ) -> None:
         self._loop, self._data, self._display = loop, data, display
         self.model = PrivateModel(model, loop)

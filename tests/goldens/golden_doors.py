@@ -114,10 +114,7 @@ def estimator(name: str, out: Path) -> dict[str, Any]:
     with warnings.catch_warnings(action="ignore"):  # no bounds were given
         model.fit(pictures.flatten(1).numpy() * 16, labels.numpy(), groups=units)
     guessed = model.predict_proba(apart.flatten(1).numpy() * 16)
-    return {
-        **content(model.result_, out),
-        "sketch": [*sketch(model.model_), *guessed.sum(0).tolist()],
-    }
+    return {**content(model.result_, out), "sketch": [*sketch(model.model_), *guessed.sum(0).tolist()]}
 
 
 def two_ranks(folder: Path) -> dict[str, dict[str, Any]]:

@@ -72,14 +72,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
 
 
-def a_plan(
-    method: Method,
-    *,
-    epochs: int = 5,
-    batch_size: int = 20,
-    unit: str = "row",
-    **more: Any,
-) -> Plan:
+def a_plan(method: Method, *, epochs: int = 5, batch_size: int = 20, unit: str = "row", **more: Any) -> Plan:
     """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
     return build_plan(
         method,
@@ -147,12 +140,7 @@ SCORES = {"words.weight": torch.arange(float(WORDS))}
 SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
     "rows": lambda: {"method": "tp-coherent", "options": {"granularity": Granularity.ROWS}},
     "pruned": lambda: {"method": "adadpigu", "options": {"prune": True, "per_sample_top": 0.5}},
-    "table-fest": lambda: {
-        "method": "fest",
-        "options": {"active_ratio": 0.3},
-        "model": Bag(),
-        "draw": texts,
-    },
+    "table-fest": lambda: {"method": "fest", "options": {"active_ratio": 0.3}, "model": Bag(), "draw": texts},
     "table-adafest": lambda: {
         "method": "adafest",
         "options": {"ranking": Contributions(threshold=1.0, share=0.3)},

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from optimizer_cases import DROPPING, Net, gradients, random_support, release
 from sparsedp.optimizers.places import Places, places_in
-from sparsedp.optimizers.sparse import (
-    ELEMENTWISE,
-    SupportOptimizer,
-    set_to_zero,
-)
+from sparsedp.optimizers.sparse import ELEMENTWISE, SupportOptimizer, set_to_zero
 from sparsedp.parameters import ParameterLayout, Support
 
 pytestmark = pytest.mark.usefixtures("checked_once")

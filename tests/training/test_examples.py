@@ -51,8 +51,7 @@ def test_the_table_example_trains_dense_and_by_rows() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "epsilon", "accuracy"),
-    [("five_lines.py", 3.0, 0.8), ("own_loop.py", 8.0, 0.8)],
+    ("name", "epsilon", "accuracy"), [("five_lines.py", 3.0, 0.8), ("own_loop.py", 8.0, 0.8)]
 )
 def test_an_example_trains_within_its_budget(name: str, epsilon: float, accuracy: float) -> None:
     found = re.search(r"accuracy ([0-9.]+) at epsilon ([0-9.]+)", run_example(name))

@@ -98,12 +98,7 @@ def plan_for(
 
 
 def spec_for(
-    model: nn.Module,
-    method: str | Method,
-    *,
-    units: int,
-    unit_name: str,
-    **asked: Unpack[PlanArgs],
+    model: nn.Module, method: str | Method, *, units: int, unit_name: str, **asked: Unpack[PlanArgs]
 ) -> PlanConfig:
     """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse for two clip norms."""
     if method == AUTO_METHOD and isinstance(asked.get("max_grad_norm"), tuple):

@@ -32,15 +32,7 @@ from sparsedp.runs.checkpoint import (
     identity_of,
 )
 from sparsedp.runs.directory import RunDirectory, SavedRun, new_run
-from sparsedp.runs.record import (
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    EpochMetrics,
-    History,
-    RunMetadata,
-    RunSetup,
-)
+from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, EpochMetrics, History, RunMetadata, RunSetup
 from sparsedp.training.normalization import Normalised, check_not_lost
 from sparsedp.training.ranks import weight_facts
 from sparsedp.training.state import Learner
