@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import DROPPING, Net, gradients, random_support, release
-from sparsedp.optimizers.places import Places, places_in
-from sparsedp.optimizers.sparse import ELEMENTWISE, SupportOptimizer, set_to_zero
+from sparsedp.optimizers.places import Places
+from sparsedp.optimizers.sparse import ELEMENTWISE, SupportOptimizer
 from sparsedp.parameters import ParameterLayout, Support
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -143,43 +143,6 @@ def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest
     applier.apply(release(layout, support, gradients(layout.dimension, 1)[0], 1))
     kept = [v for state in optimizer.state.values() for name, v in state.items() if name != "step"]
     assert sum(value.numel() for value in kept) == 2 * support.size
-
-
-def test_after_a_run_the_optimizer_holds_the_models_own_parameters() -> None:
-    model = Net()
-    layout = ParameterLayout.of(model)
-    optimizer = torch.optim.Adam(
-        [{"params": [model.bias]}, {"params": [model.weight, model.kernel, model.gain]}]
-    )
-    applier = SupportOptimizer(model, layout, optimizer, coasts=False)
-    applier.apply(
-        release(layout, random_support(layout.dimension, 11, seed=1), gradients(layout.dimension, 1)[0])
-    )
-    applier.hand_back()
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert all(
-        a is b for a, b in zip(held, [model.bias, model.weight, model.kernel, model.gain], strict=True)
-    )
-    assert all(v.shape == p.shape for p in held for n, v in optimizer.state[p].items() if n != "step")
-
-
-def test_weights_changed_between_steps_are_followed() -> None:
-    model = Net()
-    layout = ParameterLayout.of(model)
-    applier = SupportOptimizer(model, layout, torch.optim.SGD(model.parameters(), lr=1.0), coasts=False)
-    support = random_support(layout.dimension, 20, seed=1)
-    zero = torch.zeros(layout.dimension)
-    applier.apply(release(layout, support, zero))
-    set_to_zero(model, layout, support)
-    applier.apply(release(layout, support, zero, 1))
-    assert (layout.flatten(model)[support.mask()] == 0).all()
-
-
-def test_whole_rows_are_known_as_such_and_other_entries_are_not() -> None:
-    device = torch.device("cpu")
-    assert places_in(torch.tensor([3, 4, 5, 9, 10, 11]), (5, 3), device).by_row
-    assert not places_in(torch.tensor([2, 3, 4, 9, 10, 11]), (5, 3), device).by_row
-    assert places_in(torch.arange(15), (5, 3), device).index is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

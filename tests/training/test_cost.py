@@ -19,7 +19,7 @@ from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.sparse import SupportOptimizer
-from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.parameters import Support
 from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
@@ -143,18 +143,6 @@ def test_a_support_that_changes_in_every_step_takes_one_number_a_row_and_never_d
         next(step)
     assert sizes.operators <= BY_INDEX
     assert sizes.largest <= max(3 * k, 64 * 12 * WIDTH * 3, rows + 1)
-
-
-def test_a_table_that_the_average_holds_whole_is_not_copied_when_rows_of_another_enter():
-    model = Words(2_000)
-    layout = ParameterLayout.of(model)
-    second = layout.slots[1].offset
-    average = WeightAverage(model, layout, 0.9)
-    average.follow(Support(torch.arange(second), layout.dimension))
-    held = average._weights["table.weight"]
-    average.follow(Support(second + torch.arange(WIDTH), layout.dimension))
-    assert average._weights["table.weight"] is held
-    assert average._weights["bag.weight"].shape == (1, WIDTH)
 
 
 class LargeAllocations(TorchDispatchMode):

@@ -193,9 +193,10 @@ class SupportOptimizer:
 
     def _carry_state(self, seat: _Seat, before: nn.Parameter, old: Places) -> None:
         """Bring the state of what was held before to what is held now; it is fresh off the support."""
-        state, full = self._optimizer.state.pop(before, None), seat.parameter.detach()
-        if state is None:
+        kept, full = self._optimizer.state.pop(before, None), seat.parameter.detach()
+        if kept is None:
             return
+        state = dict(kept)  # a `state_dict` that was taken shares the old one
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.shape != before.shape or name in PER_PARAMETER_STATE:
                 continue

@@ -1,4 +1,4 @@
-"""A training loss that is released: bounded by unit, paid for within its step, the plan's epsilon as it was."""
+"""Releases beside the gradient: private normalisation, and a training loss within the charge of its step."""
 
 from __future__ import annotations
 
@@ -6,31 +6,224 @@ import itertools
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
-from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weights
+from flat_settings import placed
+from runs import CLASSES, FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
+from sparsedp import Normalised, PrivateNormalisation, fit
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
-from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.federated.server import check_federated
 from sparsedp.grad_sample.reference import ExampleLosses
 from sparsedp.methods import get_method
 from sparsedp.methods.plan_config import PlanConfig
+from sparsedp.privacy import mechanism
 from sparsedp.privacy.charge import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.ledger import Ledger
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import LossSum
+from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Callback, Result
+from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.verify import verify
 from sparsedp.training.planning import spec_for
 
 pytestmark = pytest.mark.usefixtures("checked_once")
+
+ASKED = PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
+
+
+def train(out: Path | None = None, *, dataset: Dataset[Any] | None = None, **more: Any) -> Result:
+    """A whole run of 17 releases: two, then 15 steps."""
+    settings = {
+        "method": "tp-topk", "epsilon": 8.0, "delta": 1e-3, "epochs": 5, "batch_size": 20,
+        "optimizer": sgd, "accountant": "rdp", "normalise": ASKED, "seed": 0,
+    }  # fmt: skip
+    return fit(network(), dataset or rows(1), loss_fn, run_dir=out, **placed({**settings, **more}))
+
+
+def noise_of(seed: int, step: int, size: int) -> Tensor:
+    """In standard deviations."""
+    bits = Grid.for_mechanism(ASKED.clip_norm, ASKED.noise_multiplier, size).noise_bits
+    return SeededRandomness(seed).rounded_gaussian(bits, size, key=(step,)).double() / 2**bits
+
+
+def by_hand(x: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Both releases of rows of numbers in NumPy, with the noise of a seed; rows that are not finite left out."""
+    std, bound = ASKED.noise_multiplier * ASKED.clip_norm / len(x), ASKED.clip_norm / 1.001
+    finite, released = x[np.isfinite(x).all(axis=1)], []
+    for step in range(2):
+        vectors = finite if step == 0 else np.abs(finite - released[0])
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        noise = noise_of(seed, step, x.shape[1]).numpy()
+        released.append((vectors * np.minimum(1, bound / lengths)).sum(axis=0) / len(x) + std * noise)
+    return released[0], np.maximum(released[1], std)
+
+
+def test_the_constants_are_the_noisy_clipped_means_and_spreads():
+    model = train().model
+    centre, scale = by_hand(rows(1).tensors[0].double().numpy())
+    np.testing.assert_allclose(model.centre.numpy(), centre, rtol=1e-5)
+    np.testing.assert_allclose(model.scale.numpy(), scale, rtol=1e-5)
+
+
+def test_the_model_is_given_normalised_inputs_of_any_shape():
+    model = Normalised(nn.Flatten(), 2)
+    model.centre.copy_(torch.tensor([1.0, -2.0]))
+    model.scale.copy_(torch.tensor([2.0, 0.5]))
+    maps = torch.tensor([[3.0, 5.0], [-2.0, 0.0]]).reshape(1, 2, 2, 1)
+    assert model(maps).tolist() == [[1.0, 2.0, 0.0, 4.0]]
+    assert model(torch.tensor([[3.0, -1.0]])).tolist() == [[1.0, 2.0]]
+    with pytest.raises(ModelError, match=r"expected .rows, 2, "):
+        model(torch.zeros(4, 3))
+
+
+def test_pictures_are_normalised_by_channel():
+    pictures = rows(1).tensors[0].reshape(ROWS, FEATURES, 1, 1).expand(-1, -1, 2, 3).contiguous()
+    net = nn.Sequential(nn.Conv2d(FEATURES, CLASSES, (2, 3)), nn.Flatten())
+    result = fit(
+        net, TensorDataset(pictures, rows(1).tensors[1]), loss_fn, method="dp-sgd", epsilon=8, delta=1e-3,
+        epochs=1, batch_size=20, accountant="rdp", normalise=ASKED, seed=0,
+    )  # fmt: skip
+    centre, scale = by_hand(rows(1).tensors[0].double().numpy())
+    np.testing.assert_allclose(result.model.centre.numpy(), centre, rtol=1e-5)
+    np.testing.assert_allclose(result.model.scale.numpy(), scale, rtol=1e-5)
+
+
+def test_the_epsilon_of_a_run_has_the_normalisation_in_it_and_every_file_agrees(tmp_path):
+    result = train(tmp_path / "run")
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert [phase["name"] for phase in plan["phases"]] == ["normalise", "warm-up", "main"]
+    ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
+    assert ledger.charged == 17
+    assert [(block.phase, block.noise_multiplier, block.sampling_rate) for block in ledger.blocks[:2]] == [
+        ("normalise", 3.0, 1.0)
+    ] * 2
+    assert 0.995 * 8 <= result.ledger.epsilon <= 8
+    assert [report.step for report in result.history] == [5, 8, 11, 14, 17]
+    assert json.loads((tmp_path / "run/record.json").read_text())["batch_size"] == 20
+    found = verify(tmp_path / "run")
+    assert found.passed, found.checks
+    assert result.report().stat().st_size > 10_000
+
+
+def test_patients_are_clipped_as_a_whole_and_counted_once():
+    """Forty rows of one patient far out, twenty patients with one row: N is 21, and the crowd counts once."""
+    inputs = torch.cat([torch.full((40, FEATURES), 50.0), torch.zeros(20, FEATURES)])
+    owner = [0] * 40 + list(range(1, 21))
+    model = train(
+        dataset=TensorDataset(inputs, rows(1).tensors[1]), unit_ids=owner, unit_name="patient", rows_per_unit=40,
+        batch_size=7,
+    ).model  # fmt: skip
+    noise = ASKED.noise_multiplier * ASKED.clip_norm * noise_of(0, 0, FEATURES)
+    total = 21 * model.centre.double() - noise
+    assert float(total.norm()) == pytest.approx(ASKED.clip_norm / 1.001, rel=1e-4)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing that cleans up catches it."""
+
+
+@contextmanager
+def killed_after_paying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process dies after both releases and before they are saved."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Normalised, "set_constants", die)
+        with pytest.raises(Killed):
+            yield
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps the mechanism released, in order."""
+    steps: list[int] = []
+    real = mechanism.GaussianMechanism.release
+
+    def noted(self: Any, query: Any, charge: Any, **how: Any) -> mechanism.Release:
+        steps.append(charge.step)
+        return real(self, query, charge, **how)
+
+    monkeypatch.setattr(mechanism.GaussianMechanism, "release", noted)
+    return steps
+
+
+def test_a_seeded_run_killed_between_release_and_save_replays_it_and_is_charged_once(tmp_path, monkeypatch):
+    with killed_after_paying(monkeypatch):
+        train(tmp_path / "cut")
+    assert Ledger.read(tmp_path / "cut/ledger.jsonl").charged == 2
+    assert read_checkpoint(tmp_path / "cut/checkpoint.safetensors").step == 0
+    result, whole = train(tmp_path / "cut", resume=True), train(tmp_path / "whole")
+    assert torch.equal(result.model.scale, whole.model.scale)
+    assert torch.equal(weights(result.model), weights(whole.model))
+    assert result.ledger.steps == whole.ledger.steps == 17
+
+
+def test_without_a_seed_a_lost_normalisation_is_not_released_again(tmp_path, monkeypatch, drawn):
+    with killed_after_paying(monkeypatch):
+        train(tmp_path / "cut", seed=None)
+    with pytest.raises(PrivacyError, match="paid for its normalisation"):
+        train(tmp_path / "cut", seed=None, resume=True)
+    assert drawn == [0, 1]
+    assert Ledger.read(tmp_path / "cut/ledger.jsonl").charged == 2
+
+
+def stop_at(step: int) -> Any:
+    def stop(event: Any) -> None:
+        if event.step == step:
+            raise Killed
+
+    return stop
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_run_killed_in_its_first_step_goes_on_with_the_constants_it_paid_for(seed, tmp_path, drawn):
+    with pytest.raises(Killed):
+        train(tmp_path / "cut", seed=seed, callbacks=[stop_at(2)])
+    saved = read_checkpoint(tmp_path / "cut/checkpoint.safetensors")
+    assert saved.step == 2
+    result = train(tmp_path / "cut", seed=seed, resume=True)
+    assert torch.equal(result.model.centre, saved.state["model"]["centre"])
+    assert torch.equal(result.model.scale, saved.state["model"]["scale"])
+    assert [step for step in drawn if step < 2] == [0, 1]
+    assert result.ledger.steps == 17
+    assert result.ledger.epsilon <= 8
+    if seed is not None:
+        assert torch.equal(weights(result.model), weights(train().model))
+
+
+def test_without_a_centre_one_release_scales_the_chosen_columns_around_zero(tmp_path):
+    asked = PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=(2, 0))
+    assert asked == PrivateNormalisation.from_json(json.loads(json.dumps(asked.to_json())))
+    result = train(tmp_path / "run", normalise=asked)
+    x = np.abs(rows(1).tensors[0].double().numpy()[:, [0, 2]])
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    std = 3.0 * 2.0 / len(x)
+    mean = (x * np.minimum(1, 2.0 / 1.001 / lengths)).sum(axis=0) / len(x) + std * noise_of(0, 0, 2).numpy()
+    expected = np.ones(FEATURES)
+    expected[[0, 2]] = np.maximum(mean, std)
+    np.testing.assert_allclose(result.model.scale.numpy(), expected, rtol=1e-5)
+    assert not result.model.centre.any()
+    ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
+    assert ledger.charged == 16
+    assert [block.phase for block in ledger.blocks[:2]] == ["normalise", "warm-up"]
+    assert verify(tmp_path / "run").passed
+
 
 BOUND = 2.0
 CLAMPED = BOUND / (1 + ROUNDING_MARGIN)
@@ -65,18 +258,6 @@ def test_a_diverged_model_shows_the_bound_and_a_unit_the_mean_of_its_examples() 
     assert summed([batch, MicroBatch(torch.tensor([0.25]))]) == 1.0 + CLAMPED + 0.25
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_an_example_that_is_not_finite_moves_nothing_but_its_own_loss(value: float) -> None:
-    x, y = rows(1, 40).tensors
-    losses = ExampleLosses(network(), from_criterion(loss_fn))
-    before = losses(MicroBatch((x, y)))
-    x = x.clone()
-    x[7] = value
-    after = losses(MicroBatch((x, y)))
-    others = torch.arange(40) != 7
-    assert torch.equal(after[others], before[others])
-
-
 class Branching(nn.Module):
     """Reads a value: PyTorch cannot vectorise it."""
 
@@ -90,12 +271,17 @@ class Branching(nn.Module):
 
 @pytest.mark.parametrize("make", [network, Branching])
 def test_losses_are_those_of_every_example_alone(make) -> None:
-    """More examples than are computed at once."""
+    """More examples than are computed at once; what is not finite moves nothing but its own loss."""
     model, (x, y) = make(), rows(1).tensors
     found = ExampleLosses(model, from_criterion(loss_fn))(MicroBatch((x, y), seed=bytes(32)))
     plain = torch.cat([loss_fn(model(x[i : i + 1]), y[i : i + 1]) for i in range(ROWS)])
     torch.testing.assert_close(found, plain.detach())
     assert not found.requires_grad
+    for value in (math.nan, math.inf, 1e30):
+        odd, others = x.clone(), torch.arange(ROWS) != 7
+        odd[7] = value
+        after = ExampleLosses(model, from_criterion(loss_fn))(MicroBatch((odd, y), seed=bytes(32)))
+        assert torch.equal(after[others], found[others])
 
 
 def test_losses_draw_from_the_secret_alone_and_move_no_generator() -> None:
