@@ -66,17 +66,14 @@ def test_the_calibrated_plan_costs_the_target_and_never_more(epsilon, delta, rat
     assert (found.target_epsilon, found.delta, found.accountant) == (epsilon, delta, name)
 
 
-@pytest.mark.parametrize("epsilon", [30.0, 200.0])
-def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
-    found = calibrate(plan(11, rate=1.0, units=100), epsilon, DELTA)
-    assert (1 - 0.005) * epsilon <= plan_epsilon(found) <= epsilon
+def test_full_batches_can_be_calibrated_to_large_epsilons_too():
+    assert 0.995 * 200 <= plan_epsilon(calibrate(plan(11, rate=1.0, units=100), 200.0, DELTA)) <= 200
 
 
 def test_a_nominal_split_spends_its_share_in_the_first_phase_alone():
     skeleton = plan(700, 1640)
     found = calibrate(skeleton, 3.0, DELTA, split=NominalSplit(0.3))
-    alone = replace(found, phases=found.phases[:1], target_epsilon=None, accountant=None)
-    assert 0.3 * 3.0 * (1 - 0.005) <= plan_epsilon(alone) <= 0.3 * 3.0
+    assert 0.3 * 3.0 * (1 - 0.005) <= ACCOUNTANTS["pld"].epsilon(found.events()[:1], DELTA) <= 0.3 * 3.0
     first, second = noise_of(found)
     (both, _) = noise_of(calibrate(skeleton, 3.0, DELTA))
     assert second < both < first
@@ -98,9 +95,7 @@ def test_phases_with_noise_keep_it_and_are_paid_for():
         (0.005, DELTA, "rdp-classic", "fewer steps"),
         (1e6, DELTA, "pld", "protects nobody"),
         (0.0, DELTA, "pld", "epsilon"),
-        (-1.0, DELTA, "pld", "epsilon"),
         (math.inf, DELTA, "pld", "epsilon"),
-        (1.0, 0.0, "pld", "delta"),
         (1.0, 1.0, "pld", "delta"),
         (1.0, DELTA, "moments", "expected one of"),
     ],
@@ -115,39 +110,31 @@ def test_plans_that_cannot_be_calibrated_get_a_clear_error():
         calibrate(plan(10), 1.0, DELTA, split=NominalSplit())
     with pytest.raises(PrivacyError, match="noise already"):
         calibrate(calibrate(plan(10), 1.0, DELTA), 2.0, DELTA)
-    for budget in (0.0, 1.0, -0.3):
+    for budget in (0.0, 1.0):
         with pytest.raises(PrivacyError, match="phase1_budget"):
             NominalSplit(budget)
-
-
-def test_fixed_phases_that_cost_the_target_alone_leave_no_answer():
     greedy = Phase("statistics", 1, 1.0, 1.0, 0.5)
     with pytest.raises(PrivacyError, match="have their noise already"):
         calibrate(replace(plan(10), phases=(greedy, *plan(10).phases)), 1.0, DELTA)
 
 
-@pytest.mark.parametrize("units", [100_000, 100_001])
-def test_a_delta_of_one_over_n_or_more_warns(units):
+def test_a_delta_of_one_over_n_or_more_warns():
     with pytest.warns(PrivacyWarning, match="well below 1/N"):
-        calibrate(plan(10, units=units), 1.0, DELTA)
+        calibrate(plan(10, units=100_000), 1.0, DELTA)
 
 
 def test_a_second_calibration_searches_no_more(monkeypatch):
-    first = calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit())
+    asked = (1.0, DELTA, "pld", NominalSplit())
+    first = calibrate(plan(100, 200), *asked)
 
     def search(*_):
         raise AssertionError("searched")
 
     monkeypatch.setattr("sparsedp.privacy.calibration.least_noise", search)
-    assert calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit()) == first
-    for changed in (
-        (1.01, DELTA),
-        (1.0, 0.9e-5),
-        (1.0, DELTA, "rdp"),
-        (1.0, DELTA, "pld", NominalSplit(0.2)),
-    ):
+    assert calibrate(plan(100, 200), *asked) == first
+    for place, changed in enumerate((1.01, 0.9e-5, "rdp", NominalSplit(0.2))):
         with pytest.raises(AssertionError, match="searched"):
-            calibrate(plan(100, 200), *changed)
+            calibrate(plan(100, 200), *asked[:place], changed, *asked[place + 1 :])
 
 
 def test_the_search_never_overshoots_where_the_cost_jumps():
@@ -192,12 +179,7 @@ def test_the_calibrated_plan_fills_the_cap_and_no_more(split):
     left = remaining(chosen, earlier)
     assert 0.995 * left <= chosen.cost(found.events()) <= left
     if split:
-        alone = chosen.cost(
-            replace(
-                found, phases=found.phases[:1], target_epsilon=None, accountant=None, continuation=None
-            ).events()
-        )
-        assert 0.25 * left * 0.995 <= alone <= 0.25 * left
+        assert 0.25 * left * 0.995 <= chosen.cost(found.events()[:1]) <= 0.25 * left
 
 
 def test_the_total_is_within_the_cap_by_ordinary_accounting():
@@ -223,20 +205,13 @@ def test_what_an_early_stop_did_not_charge_is_free():
     assert chosen.cost(ledger.state.events()) == pytest.approx(chosen.cost(FIRST.events(50)))
 
 
-def test_the_plan_records_what_it_continues():
-    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
-    found = chosen.calibrate(OPEN, [finished(FIRST), ("cd34", (SampledGaussian(0.01, 2.0, 10),))])
-    assert found.continuation.ledgers == ("ab12", "cd34")
-    assert found.continuation.spent == pytest.approx(
-        chosen.budget - remaining(chosen, [finished(FIRST), ("cd34", (SampledGaussian(0.01, 2.0, 10),))])
-    )
-    assert (found.accountant, found.target_epsilon, found.delta) == ("rdp-filter", 3.0, CAP_DELTA)
-    assert Plan.from_json(found.to_json()) == found
-
-
 def test_a_continued_plan_is_accounted_for_with_what_came_before():
     chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
     found = chosen.calibrate(OPEN, [finished(FIRST)])
+    prior = (found.continuation.ledgers, found.continuation.spent)
+    assert prior == (("ab12",), pytest.approx(chosen.cost(FIRST.events())))
+    assert (found.accountant, found.target_epsilon, found.delta) == ("rdp-filter", 3.0, CAP_DELTA)
+    assert Plan.from_json(found.to_json()) == found
     total = chosen.cost(FIRST.events()) + chosen.cost(found.events())
     exact = total + math.log(1 - 1 / chosen.order) - math.log(CAP_DELTA * chosen.order) / (chosen.order - 1)
     assert plan_epsilon(found) == pytest.approx(exact)

@@ -15,8 +15,9 @@ from dataclasses import replace
 import pytest
 
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
-from sparsedp.privacy.ledger import Ledger
+from sparsedp.privacy import Charge, ChargeLog, Phase, Plan, plan_epsilon
+from sparsedp.privacy.charge import SplitCharge
+from sparsedp.privacy.ledger import Ledger, chain_line
 
 PHASES = (
     Phase("statistics", 1, 1.0, 1.0, 20.0, trains=False),
@@ -62,6 +63,8 @@ def test_a_whole_run_charges_exactly_its_plan(path):
     assert record.charged == PLAN.total_steps
     assert record.spent() == plan_epsilon(PLAN)
     assert record.spent(1e-6, "rdp") == plan_epsilon(PLAN, "rdp", 1e-6)
+    with pytest.raises(PrivacyError, match="delta"):
+        replace(record, delta=None).spent()
     header = (record.unit, record.units, record.plan, record.delta)
     assert header == ("patient_nbr", 5000, PLAN.fingerprint, 1e-5)
 
@@ -123,13 +126,6 @@ def test_a_step_cannot_be_released_twice(path):
                 ledger.charge(charge_of(again))
 
 
-def test_a_plan_without_noise_is_charged_too_and_costs_infinity(path):
-    bare = replace(PLAN, phases=(Phase("train", 5, 0.1, 1.0),))
-    with Ledger(bare, path) as ledger:
-        ledger.charge(Charge("train", 0, 0.1, 0.0))
-        assert ledger.state.spent() == float("inf")
-
-
 def test_resuming_loses_the_block_in_flight_and_goes_on_behind_it(written):
     with Ledger.resume(written, PLAN) as ledger:
         assert ledger.next_step == ledger.state.charged == 1 + 5 * BLOCK
@@ -151,22 +147,19 @@ def test_a_seeded_replay_charges_a_step_once(written):
         assert ledger.state.charged == 26 + BLOCK
 
 
-def test_another_plan_cannot_use_the_ledger(written):
-    with pytest.raises(PrivacyError, match="another plan"):
-        Ledger.resume(written, replace(PLAN, units=5001))
-    Ledger.resume(written, PLAN).close()
-
-
-def test_a_ledger_is_neither_overwritten_nor_conjured_up(written, tmp_path):
-    before = written.read_bytes()
-    with pytest.raises(PrivacyError, match="exists"):
-        Ledger(PLAN, written)
+def test_a_ledger_is_neither_overwritten_nor_conjured_up_nor_taken_by_another_plan(written, tmp_path):
+    before, gone = written.read_bytes(), tmp_path / "gone.jsonl"
+    for attempt, says in (
+        (lambda: Ledger(PLAN, written), "exists"),
+        (lambda: Ledger.resume(gone, PLAN), "no ledger"),
+        (lambda: Ledger.read(gone), "no ledger"),
+        (lambda: Ledger.resume(written, replace(PLAN, units=5001)), "another plan"),
+    ):
+        with pytest.raises(PrivacyError, match=says):
+            attempt()
     assert written.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir() if entry.name != "cache"] == ["ledger.jsonl"]
-    with pytest.raises(PrivacyError, match="no ledger"):
-        Ledger.resume(tmp_path / "gone.jsonl", PLAN)
-    with pytest.raises(PrivacyError, match="no ledger"):
-        Ledger.read(tmp_path / "gone.jsonl")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ledger.jsonl"]
+    Ledger.resume(written, PLAN).close()
 
 
 def test_a_ledger_has_one_writer(path):
@@ -191,13 +184,10 @@ def test_a_forked_child_can_neither_charge_nor_keep_the_lock(path):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        verdict = b"charged"
+        verdict = b"refused"
         with contextlib.suppress(PrivacyError):
-            try:
-                ledger.charge(charge_of(0))
-            except PrivacyError:
-                verdict = b"refused"
-                raise
+            ledger.charge(charge_of(0))
+            verdict = b"charged"
         os.write(writer, verdict)
         time.sleep(30)
         os._exit(0)
@@ -234,16 +224,9 @@ def test_a_failed_write_refuses_the_release_and_the_next_ones(path, monkeypatch)
 
 @pytest.mark.parametrize("keep", ["all but the newline", "half", "one byte", "none"])
 def test_a_torn_last_line_counts_as_a_block_wherever_it_broke(written, keep):
-    whole = written.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    last = lines[-1]
-    kept = {
-        "all but the newline": last[:-1],
-        "half": last[: len(last) // 2],
-        "one byte": last[:1],
-        "none": b"",
-    }[keep]
-    torn = b"".join(lines[:-1]) + kept
+    *lines, last = written.read_bytes().splitlines(keepends=True)
+    kept = last[: {"all but the newline": -1, "half": len(last) // 2, "one byte": 1, "none": 0}[keep]]
+    torn = b"".join(lines) + kept
     written.write_bytes(torn)
     charged = 26 if kept else 21
     assert Ledger.read(written).charged == charged
@@ -265,22 +248,16 @@ def test_a_repair_that_is_torn_itself_is_repaired(written):
     assert Ledger.read(written).charged == 26
 
 
-def test_bytes_torn_after_the_last_step_charge_nothing_more(path):
+@pytest.mark.parametrize(("steps", "charged"), [(23, 26 + BLOCK), (PLAN.total_steps, PLAN.total_steps)])
+@pytest.mark.parametrize("left", [b"\0" * 100, b'{"first'], ids=["zeros", "half a line"])
+def test_what_a_power_cut_leaves_behind_counts_as_torn_up_to_the_last_step(path, left, steps, charged):
     with Ledger(PLAN, path) as ledger:
-        spend(ledger, range(PLAN.total_steps))
+        spend(ledger, range(steps))
     with path.open("ab") as file:
-        file.write(b'{"first')
-    with Ledger.resume(path, PLAN) as ledger:
-        assert ledger.state.charged == PLAN.total_steps
-    assert Ledger.read(path).charged == PLAN.total_steps
-
-
-def test_zeros_left_by_a_power_cut_count_as_torn(written):
-    with written.open("ab") as file:
-        file.write(b"\0" * 100)
-    assert Ledger.read(written).charged == 26 + BLOCK
-    Ledger.resume(written, PLAN).close()
-    assert Ledger.read(written).charged == 26 + BLOCK
+        file.write(left)
+    assert Ledger.read(path).charged == charged
+    Ledger.resume(path, PLAN).close()
+    assert Ledger.read(path).charged == charged
 
 
 def edited(line, **changes):
@@ -319,8 +296,6 @@ def test_tampering_is_found_and_its_line_named(written, tamper, number):
 
 def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     """Who can compute the chain still cannot leave steps out or change the plan's costs."""
-    from sparsedp.privacy.ledger import chain_line
-
     with Ledger(PLAN, path) as ledger:
         head, _ = ledger.place
     header = path.read_bytes()
@@ -367,23 +342,14 @@ def test_a_file_without_a_header_is_a_clear_error(path, content):
         Ledger.read(path)
 
 
-def test_spending_needs_a_delta_from_somewhere(path):
-    with Ledger(replace(PLAN, delta=None), path) as ledger:
-        with pytest.raises(PrivacyError, match="delta"):
-            ledger.state.spent()
-        assert ledger.state.spent(1e-5) == 0.0
-
-
 def test_a_ledger_in_memory_enforces_the_plan_and_knows_what_it_cost():
     ledger = Ledger(PLAN)
     spend(ledger, range(41))
     assert ledger.state.events() == PLAN.events(41)
     assert (ledger.place, ledger.next_step) == ((None, 0), 41)
-    for step in (40, 42):
-        with pytest.raises(PrivacyError, match=r"charged before|unpaid"):
-            spend(ledger, [step])
-    with pytest.raises(PrivacyError, match="the plan has"):
-        ledger.charge(Charge("warm-up", 41, 0.5, 2.0))
+    for wrong in (charge_of(40), charge_of(42), replace(charge_of(41), sampling_rate=0.5)):
+        with pytest.raises(PrivacyError, match=r"charged before|unpaid|the plan has"):
+            ledger.charge(wrong)
     ledger.close()
     with pytest.raises(PrivacyError, match="is closed"):
         spend(ledger, [41])
@@ -454,3 +420,23 @@ def test_killed_at_any_moment_the_ledger_never_under_counts(path, tmp_path):
     last.join()
     assert last.exitcode == 0
     assert released.stat().st_size <= Ledger.read(path).charged == PLAN.total_steps
+
+
+def test_a_split_charge_pays_once_and_for_no_more_than_the_step():
+    whole, ledger = Charge("main", 3, 0.02, 1.5), ChargeLog()
+    split, part = SplitCharge(ledger, whole), replace(whole, noise_multiplier=1.5 * 2**0.5)
+    for wrong in (
+        replace(part, step=4),
+        replace(part, noise_multiplier=0.0),
+        replace(part, noise_multiplier=1.4),
+    ):
+        with pytest.raises(PrivacyError, match=r"got|cost more"):
+            split.charge(wrong)
+    assert ledger.charges == []
+    split.charge(part)
+    with pytest.raises(PrivacyError, match="another release"):
+        split.charge(part)
+    split.charge(replace(part, release=1))
+    with pytest.raises(PrivacyError, match="cost more"):
+        split.charge(replace(part, release=2, noise_multiplier=1e3))
+    assert ledger.charges == [whole]

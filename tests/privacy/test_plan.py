@@ -1,7 +1,8 @@
-"""The plan: what it refuses, what it derives, and that its JSON is the plan."""
+"""The plan: what it refuses, what it derives, that its JSON is the plan, and its guarantee in words."""
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import dp_accounting as dp
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.guarantee import epsilons, guarantee
+from sparsedp.guarantee import describe, describe_run, epsilons, guarantee, posterior
+from sparsedp.methods import build_plan
 from sparsedp.privacy import Phase, Plan, PriorSpending
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import dp_event
@@ -74,78 +76,63 @@ def test_every_change_changes_the_fingerprint(change):
     assert replace(PLAN, **change).fingerprint != PLAN.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"steps": 0}, "steps: got 0"),
-        ({"steps": 1.5}, "steps"),
-        ({"steps": True}, "steps"),
-        ({"sampling_rate": 0.0}, "probability"),
-        ({"sampling_rate": 1.0000001}, "must not exceed the number of units"),
-        ({"sampling_rate": math.nan}, "sampling_rate"),
-        ({"clip_norm": 0.0}, "clip_norm"),
-        ({"clip_norm": math.inf}, "clip_norm"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier"),
-        ({"noise_multiplier": "1"}, "noise_multiplier"),
-        ({"clip_norm": None}, "clip_norm"),
-        ({"name": ""}, "name"),
-        ({"geometry": ""}, "geometry"),
-    ],
-)
-def test_a_phase_refuses_what_it_cannot_mean(change, says):
-    with pytest.raises(PrivacyError, match=says):
-        replace(WARM_UP, **change)
+TARGET = {"target_epsilon": 1.0, "accountant": "pld"}
+PRIOR = {"continuation": PriorSpending(2.0, 0.1, ())}
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("of", "change", "says"),
     [
-        ({"units": 0}, "units"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch"),
-        ({"delta": 0.0}, "delta"),
-        ({"delta": 1.0}, "delta"),
-        ({"phases": ()}, "at least one phase"),
-        ({"phases": (WARM_UP, WARM_UP)}, "no name twice"),
-        ({"target_epsilon": 1.0}, "come together"),
-        ({"accountant": "pld"}, "come together"),
-        ({"target_epsilon": math.inf, "accountant": "pld"}, "epsilon"),
-        ({"target_epsilon": 1.0, "accountant": "pld", "delta": None}, "needs a delta"),
-        (
-            {"target_epsilon": 1.0, "accountant": "pld", "phases": (replace(MAIN, noise_multiplier=0),)},
-            "noise in every",
-        ),
-        ({"continuation": PriorSpending(2.0, 0.1, ())}, "come together"),
-        (
-            {"continuation": PriorSpending(2.0, 0.1, ()), "target_epsilon": 1.0, "accountant": "pld"},
-            "come together",
-        ),
-        ({"target_epsilon": 1.0, "accountant": "rdp-filter"}, "come together"),
+        (WARM_UP, {"steps": 0}, "steps: got 0"),
+        (WARM_UP, {"steps": 1.5}, "steps"),
+        (WARM_UP, {"steps": True}, "steps"),
+        (WARM_UP, {"sampling_rate": 0.0}, "probability"),
+        (WARM_UP, {"sampling_rate": 1.0000001}, "must not exceed the number of units"),
+        (WARM_UP, {"sampling_rate": math.nan}, "sampling_rate"),
+        (WARM_UP, {"clip_norm": 0.0}, "clip_norm"),
+        (WARM_UP, {"clip_norm": math.inf}, "clip_norm"),
+        (WARM_UP, {"clip_norm": None}, "clip_norm"),
+        (WARM_UP, {"noise_multiplier": -1.0}, "noise_multiplier"),
+        (WARM_UP, {"noise_multiplier": "1"}, "noise_multiplier"),
+        (WARM_UP, {"name": ""}, "name"),
+        (WARM_UP, {"geometry": ""}, "geometry"),
+        (WARM_UP, {"count_share": 1.0}, "count_share"),
+        (WARM_UP, {"loss_bound": 2.0, "count_share": 0.1}, "private_loss"),
+        (WARM_UP, {"clipping": "sharp"}, "expected 'flat', 'auto' or pairs"),
+        (WARM_UP, {"clipping": (("*", 2.0),)}, "root of the squares"),
+        (MAIN, {"clipping": "auto"}, "takes one number"),
+        (PLAN, {"units": 0}, "units"),
+        (PLAN, {"steps_per_epoch": 0}, "steps_per_epoch"),
+        (PLAN, {"delta": 1.0}, "delta"),
+        (PLAN, {"phases": ()}, "at least one phase"),
+        (PLAN, {"phases": (WARM_UP, WARM_UP)}, "no name twice"),
+        (PLAN, {"target_epsilon": 1.0}, "come together"),
+        (PLAN, {"accountant": "pld"}, "come together"),
+        (PLAN, {**TARGET, "target_epsilon": math.inf}, "epsilon"),
+        (PLAN, {**TARGET, "delta": None}, "needs a delta"),
+        (PLAN, {**TARGET, "phases": (replace(MAIN, noise_multiplier=0),)}, "noise in every"),
+        (PLAN, PRIOR, "come together"),
+        (PLAN, {**PRIOR, **TARGET}, "come together"),
+        (PLAN, {**TARGET, "accountant": "rdp-filter"}, "come together"),
     ],
 )
-def test_a_plan_refuses_what_it_cannot_mean(change, says):
+def test_a_phase_and_a_plan_refuse_what_they_cannot_mean(of, change, says):
     with pytest.raises(PrivacyError, match=says):
-        replace(PLAN, **change)
+        replace(of, **change)
 
 
-def malformed():
+def test_malformed_json_is_a_clear_error():
     good = json.loads(PLAN.to_json())
-    yield "not json", "not JSON"
-    yield "[]", "format"
-    yield json.dumps({**good, "format": 3}), "got 3, expected 2"
-    yield json.dumps({**good, "format": True}), "got True, expected 2"
-    yield json.dumps({**good, "spec": 3}), "spec: got 3"
-    yield json.dumps({k: v for k, v in good.items() if k != "units"}), "units is missing"
-    yield json.dumps({**good, "extra": 1}), "unknown fields"
-    yield json.dumps({**good, "phases": [{**good["phases"][0], "sigma": 1}]}), "unknown fields"
-    yield json.dumps({**good, "phases": 3}), "phases: got 3"
-    yield json.dumps({**good, "continuation": {"order": 2.0}}), "continuation: got"
-
-
-@pytest.mark.parametrize(("text", "says"), malformed())
-def test_malformed_json_is_a_clear_error(text, says):
-    with pytest.raises(SparseDPError, match=says):
-        Plan.from_json(text)
+    for text, says in (
+        ("not json", "not JSON"),
+        ("[]", "format"),
+        (json.dumps({**good, "format": True}), "got True, expected 2"),
+        (json.dumps({k: v for k, v in good.items() if k != "units"}), "units is missing"),
+        (json.dumps({**good, "phases": [{**good["phases"][0], "sigma": 1}]}), "unknown fields"),
+        (json.dumps({**good, "continuation": {"order": 2.0}}), "continuation: got"),
+    ):
+        with pytest.raises(SparseDPError, match=says):
+            Plan.from_json(text)
 
 
 def test_phase_at_and_first_step_agree_with_counting():
@@ -230,3 +217,60 @@ def test_with_noise_replaces_noise_and_forgets_the_target():
     assert opened.target_epsilon is None
     with pytest.raises(PrivacyError, match="no phase"):
         PLAN.with_noise({"other": 1.0})
+
+
+def a_plan(unit="row"):
+    asked = {"epsilon": 3.0, "delta": 1e-4, "max_grad_norm": 1.0, "unit_name": unit, "accountant": "rdp"}
+    return build_plan("tp-topk", units=500, batch_size=50, epochs=4, **asked)
+
+
+def test_promises_name_the_unit_the_relation_and_the_odds():
+    found = describe(a_plan(), evaluated=True)
+    said = " ".join(found.promises)
+    assert found.warning is None
+    assert f"{math.exp(3.0):.3g}" in said
+    assert "one row added or removed" in said
+    assert "The unit is a row, not a person or patient" in said
+    patients = " ".join(describe(a_plan("patient"), evaluated=False).promises)
+    assert "one patient with all its rows: 500" in patients
+    assert "not a person" not in patients
+
+
+def test_a_run_counts_as_seeded_unless_its_record_denies_it_twice():
+    records = [{"seed": seed, "publishable": said} for seed in (0, None) for said in (False, True)]
+    warned = [describe_run(a_plan(), None, record).warning is not None for record in (None, *records)]
+    assert warned == [True, True, True, True, False]
+
+
+def test_promised_odds_of_a_plan_with_less_noise_than_it_was_calibrated_to_are_those_it_has():
+    plan = a_plan()
+    louder = replace(
+        plan, phases=tuple(replace(p, noise_multiplier=p.noise_multiplier / 2) for p in plan.phases)
+    )
+    shown = re.search(r"= ([\d.e+]+) times", describe(louder).promises[0])
+    odds = math.exp(plan_epsilon(louder))
+    assert shown is not None
+    assert odds <= float(shown[1]) < 1.01 * odds
+
+
+def test_limitations_name_seeds_early_stops_and_exact_held_out_numbers():
+    plain = describe(a_plan(), evaluated=False)
+    seeded = describe(a_plan(), seeded=True, complete=False, evaluated=True)
+    assert seeded.warning is not None
+    assert "not for release" in seeded.warning
+    assert seeded.not_guaranteed[0] == seeded.warning
+    extra = [limit for limit in seeded.limitations if limit not in plain.limitations]
+    assert len(extra) == 2
+    assert any("stopped before" in limit for limit in extra)
+    assert any("Held-out" in limit for limit in extra)
+    assert any("Tuning" in limit for limit in plain.limitations)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0, 1e4])
+@pytest.mark.parametrize("chance", [0.001, 0.5, 0.9])
+def test_posterior_keeps_the_odds_ratio_within_epsilon_and_contains_the_prior(chance, epsilon):
+    low, high = posterior(chance, epsilon)
+    assert 0 <= low < chance < high <= 1
+    if epsilon < 15:
+        assert math.log(high / (1 - high) * (1 - chance) / chance) == pytest.approx(epsilon)
+        assert math.log(low / (1 - low) * (1 - chance) / chance) == pytest.approx(-epsilon)
