@@ -15,7 +15,6 @@ from sparsedp.auditing.estimators import epsilon_clopper_pearson, epsilon_from_g
 from sparsedp.auditing.mechanism import ReleaseFinding, audit_release
 from sparsedp.auditing.one_run import OneRunAudit, recompose, yardstick
 from sparsedp.auditing.result import AuditResult
-from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.auditing.sensitivity import SensitivityFinding, leave_one_out, sums_of
 from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.distributed import require_one_process
@@ -138,7 +137,11 @@ def _attack(
     moved = leave_one_out(subject, sums, units=UNITS_LEFT_OUT, progress=progress)
     share = significance / 2 / len(targets)
     found = [audit_release(one, share, moved.get(name), progress=progress) for name, one in targets.items()]
-    rates, odd_draws = _sampling(whole.draws, significance / 8 / len(plan.phases))
+    share = significance / 8 / len(plan.phases)
+    for test in whole.draws.values():
+        test.draw_enough(share / 16)
+    rates = {name: test.rate(share / 2) for name, test in whole.draws.items()}
+    odd_draws = [problem for test in whole.draws.values() for problem in test.problems(share / 2)]
     recomposed, one_step = recompose(plan, found, rates)
     estimates = {
         "gdp": epsilon_from_gdp(scores, delta, significance / 8),
@@ -146,6 +149,11 @@ def _attack(
         "guesses": epsilon_one_run(scores, delta, significance / 8),
     }
     bounds = {"recomposed steps": recomposed, **estimates}
+    not_attacked = [
+        f"{phase.name}, loss (units left out of its sum; its noise was not attacked)"
+        for phase in plan.phases
+        if phase.loss_bound
+    ]
     return AuditResult(
         method=plan.method,
         unit=plan.unit,
@@ -161,20 +169,10 @@ def _attack(
         planned_steps=plan.total_steps,
         dimension=layout.dimension,
         checks=tuple(_checks(found, moved.values(), odd_draws, bounds, claimed)),
-        attacked=(*(one.words for one in found), *_not_attacked(plan)),
+        attacked=(*(one.words for one in found), *not_attacked),
         accountant=yardstick(plan),
         run=run,
     )
-
-
-def _sampling(draws: Mapping[str, SamplerTest], significance: float) -> tuple[dict[str, float], list[str]]:
-    """Lower limits on the rates, for half the significance, and what is odd about the draws."""
-    rates, problems = {}, []
-    for name, found in draws.items():
-        found.draw_enough(significance / 16)
-        rates[name] = found.rate(significance / 2)
-        problems += found.problems(significance / 2)
-    return rates, problems
 
 
 def _checks(
@@ -204,12 +202,3 @@ def _checks(
         yield from one.checks()
     over = ", ".join(name for name, bound in bounds.items() if bound > claimed)
     yield Check("no lower bound passes the claimed epsilon", f"passed by {over}" if over else None)
-
-
-def _not_attacked(plan: Plan) -> Iterator[str]:
-    """The losses that the plan releases: units are left out of them, and that is all."""
-    yield from (
-        f"{phase.name}, loss (units left out of its sum; its noise was not attacked)"
-        for phase in plan.phases
-        if phase.loss_bound
-    )

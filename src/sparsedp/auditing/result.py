@@ -93,9 +93,7 @@ class AuditResult:
                 f"{_number(self.lower_bound)}, the plan claims {claimed} per {self.unit}, at delta {self.delta:g}."
             )
         elif found and shown <= self.claimed_epsilon:
-            verdict = (
-                "The claim does not stand as it is: something was seen that an honest mechanism never shows."
-            )
+            verdict = "The claim does not stand: something was seen that an honest mechanism never shows."
         else:
             verdict = (
                 f"The claim is broken: the audit shows epsilon of at least {_number(shown)}, more than the {claimed} "
@@ -142,11 +140,7 @@ def audit_folder(run: Path) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a place that an audit cannot be written to.
-
-    Raises:
-        SparseDPError: the folder holds a run or something else, or is no folder.
-    """
+    """Refuse a place that an audit cannot be written to: no folder, or one that holds something else."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise SparseDPError(f"out: {there} is a file, expected a folder or a new name; give another folder")
@@ -155,11 +149,7 @@ def check_folder(folder: Path) -> None:
 
 
 def save(result: AuditResult, folder: Path) -> Path:
-    """Write an audit to a folder of its own, marked as not for release.
-
-    Raises:
-        SparseDPError: the folder holds a run or something else.
-    """
+    """Write an audit to a folder of its own, marked as not for release."""
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).write_text(WARNING)
@@ -170,15 +160,12 @@ def save(result: AuditResult, folder: Path) -> Path:
 def saved_audit(run: Path, head: str | None) -> dict[str, Any] | None:
     """The audit that lies beside a run and was made of it as it is (by its ledger's head); None without one."""
     file = audit_folder(run) / FILE
-    if head is None or not file.is_file():
-        return None
     try:
         found = read_json(file)
     except DataError:
         return None
-    if not isinstance(found, dict) or (found.get("format"), found.get("run")) != (FORMAT, head):
-        return None
-    return found if {"summary", "passed"} <= found.keys() else None
+    known = isinstance(found, dict) and (found.get("format"), found.get("run")) == (FORMAT, head)
+    return found if known and head is not None and {"summary", "passed"} <= found.keys() else None
 
 
 def _number(value: float) -> str:
