@@ -223,14 +223,7 @@ def run(commands: typer.Typer) -> None:
         sys.exit(Exit.PRIVACY if isinstance(error, PrivacyError) else Exit.USAGE)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: object = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     stderr_console().print(Text.assemble(("Warning: ", "bold yellow"), str(message)), soft_wrap=True)
 
 

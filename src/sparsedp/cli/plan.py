@@ -47,9 +47,6 @@ def plan(
     warmup_budget: Annotated[
         float | None, typer.Option(help="Share of epsilon the warm-up alone may cost (the papers' split).")
     ] = None,
-    normalise: Annotated[
-        float | None, typer.Option(metavar="NOISE", help="Normalise the inputs privately, with this noise.")
-    ] = None,
     accountant: Annotated[str | None, typer.Option(help="pld if not given, rdp or rdp-classic.")] = None,
     unit: Annotated[str, typer.Option(help="What one unit is: row, patient, ...")] = "row",
     other_budgets: Annotated[
@@ -65,7 +62,7 @@ def plan(
     step gets; its norm over the clip norm (r: below about 0.4, training all coordinates is as good as any part of
     them); and what another epsilon or batch size would cost. The papers' split of the budget: `--warmup-budget 0.3`.
     """
-    from sparsedp.privacy import NominalSplit, PrivateNormalisation
+    from sparsedp.privacy import NominalSplit
 
     asked: Any = {
         "batch_size": batch_size,
@@ -77,7 +74,6 @@ def plan(
         "accountant": accountant,
         "warmup_fraction": warmup_fraction,
         "split": None if warmup_budget is None else NominalSplit(warmup_budget),
-        "normalise": None if normalise is None else PrivateNormalisation(normalise),
         "units": units,
         "unit_name": unit,
     }
@@ -88,60 +84,42 @@ def plan(
             "such as tp-topk; drop them"
         )
     others = numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    answer = {
-        **quote(spec, parameters, others),
-        "reason": reason,
-        "settings": _explain(spec, parameters, asked),
-    }
+    explained = {"reason": reason, "settings": _explain(spec, parameters, asked)}
+    answer = quote(spec, parameters, others) | explained
     if as_json:
         print_json(answer)
     else:
         _show(answer, stdout_console(as_json))
 
 
-def _explain(spec: PlanConfig, dimension: int, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+_REASONS = {
+    "epsilon": "a choice about people, not about models: odds of a guess grow by at most e^epsilon. Name the unit, "
+    "count every run on the same people",
+    "delta": "the chance that the bound on odds fails: a power of ten at most 1/(10 N)",
+    "batch_size": "larger batches have less noise beside the signal, and cost time",
+    "epochs": "more passes learn more, and every step gets more noise: 20 to 40 from scratch, 3 to 10 from "
+    "pretrained weights",
+    "max_grad_norm": "acts on the learning rate when most gradients are clipped: change the two together, and never "
+    "read it off the data",
+}
+
+
+def _explain(spec: PlanConfig, d: int, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Say of the settings what they are, whether they were asked for, and what speaks for another value."""
     from sparsedp.methods.auto import noise_ratio
 
-    plan, units = spec.plan(), spec.units
-    more = ""
-    if 4 * spec.batch_size <= units:
-        larger = replace(spec, batch_size=4 * spec.batch_size).plan()
-        now, then = noise_ratio(plan, dimension), noise_ratio(larger, dimension)
-        more = f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
-    rows = (
-        (
-            "epsilon",
-            plan.target_epsilon,
-            "a choice about people, not about models: odds of a guess grow by at most e^epsilon. Name the unit, "
-            "count every run on the same people",
-        ),
-        (
-            "delta",
-            plan.delta,
-            f"the chance that the bound on odds fails: a power of ten at most 1/(10 N), N = {units:,}",
-        ),
-        (
-            "batch_size",
-            spec.batch_size,
-            f"larger batches have less noise beside the signal, and cost time{more}",
-        ),
-        (
-            "epochs",
-            spec.epochs,
-            "more passes learn more, and every step gets more noise: 20 to 40 from scratch, 3 to 10 from pretrained "
-            "weights",
-        ),
-        (
-            "max_grad_norm",
-            plan.phases[-1].clip_norm,
-            "acts on the learning rate when most gradients are clipped: change the two together, and never read it "
-            "off the data",
-        ),
-    )
+    plan, reasons = spec.plan(), dict(_REASONS)
+    if 4 * spec.batch_size <= spec.units:
+        now, then = (
+            noise_ratio(one, d) for one in (plan, replace(spec, batch_size=4 * spec.batch_size).plan())
+        )
+        reasons["batch_size"] += (
+            f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
+        )
+    values = (plan.target_epsilon, plan.delta, spec.batch_size, spec.epochs, plan.phases[-1].clip_norm)
     return [
         {"setting": name, "value": value, "given": asked.get(name) is not None, "why": why}
-        for name, value, why in rows
+        for (name, why), value in zip(reasons.items(), values, strict=True)
     ]
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult
     from sparsedp.diagnostics import Visible
 
-MAX_ROWS = 40
-"""Of a table on the screen; --json has everything."""
 AUDIT_BANNER = (
     "Not for release: an audit looks at the training data without noise. Its results are for whoever answers for the "
     "guarantee."
@@ -218,7 +216,8 @@ def _show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"No split estimate: {seen.missing}.", markup=False, soft_wrap=True)
     for decision in seen.decisions:
         screen.print(f"Step {decision['step']}: keeps {decision['reason']}.", markup=False, soft_wrap=True)
-    _show_support_tables(seen, screen)
+    if seen.splits:
+        _show_splits(seen, screen)
     screen.print(
         f"Noise energy of a step: {significant(k * energy)} on the support, "
         f"{significant(d * energy)} on all coordinates."
@@ -228,33 +227,16 @@ def _show_support(seen: Visible, screen: Console) -> None:
         screen.print(f"A step's noise over its clip norm, r: {parts}.")
 
 
-def _show_support_tables(seen: Visible, screen: Console) -> None:
-    if seen.splits:
-        rows = []
-        for name, split in seen.splits.items():
-            share, value, interval = split.share, "lost in noise", "-"
-            if share is not None:
-                reach = 1.96 * share.std
-                value = percent(share.value)
-                interval = f"{percent(share.value - reach)} to {percent(share.value + reach)}"
-            rows.append((name, value, interval, percent(split.active_ratio)))
-        best = percent(seen.shown / seen.d)
-        title = f"Energy in the best {best}: ranked and measured by different steps"
-        screen.print(numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows))
-    layers = [
-        (layer.name, f"{layer.active:,}", f"{layer.size:,}", percent(layer.active_ratio))
-        for layer in seen.layers[:MAX_ROWS]
-    ]
-    columns = ("parameter", "active", "of", "share")
-    screen.print(numbers_table("Active coordinates by parameter", columns, layers))
-    if seen.overlaps:
-        shared = []
-        for ranking, found in seen.overlaps.items():
-            chance = " to ".join(map(percent, found.random.interval()))
-            name = f"{ranking}, by half a warm-up"
-            shared.append((name, percent(found.share), chance, percent(found.churn)))
-        headings = ("last support and", "shared", "by chance, 95 %", "dropped")
-        screen.print(numbers_table("Overlap", headings, shared))
+def _show_splits(seen: Visible, screen: Console) -> None:
+    rows = []
+    for name, split in seen.splits.items():
+        value, interval = "lost in noise", "-"
+        if split.share is not None:
+            middle, reach = split.share.value, 1.96 * split.share.std
+            value, interval = percent(middle), f"{percent(middle - reach)} to {percent(middle + reach)}"
+        rows.append((name, value, interval, percent(split.active_ratio)))
+    title = f"Energy in the best {percent(seen.shown / seen.d)}: ranked and measured by different steps"
+    screen.print(numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows))
 
 
 def audit(
@@ -342,16 +324,12 @@ def audit(
 
 
 def _show_audit(found: AuditResult, folder: Path | None, screen: Console) -> None:
-    """The result on a terminal."""
     from sparsedp.auditing.result import ESTIMATOR_NAMES
 
+    one, steps = found.one_step, f"the plan, {found.planned_steps:,} steps"
     rows = [
-        ("one step", f"{found.one_step['claimed_epsilon']:.4f}", _epsilon(found.one_step["lower_bound"])),
-        (
-            f"the plan, {found.planned_steps:,} steps",
-            f"{found.claimed_epsilon:.4f}",
-            _epsilon(found.lower_bound),
-        ),
+        ("one step", f"{one['claimed_epsilon']:.4f}", _epsilon(one["lower_bound"])),
+        (steps, f"{found.claimed_epsilon:.4f}", _epsilon(found.lower_bound)),
         *((f"  {ESTIMATOR_NAMES[name]}", "", _epsilon(bound)) for name, bound in found.estimates.items()),
         ("measured steps, recomposed (no attack)", "", _epsilon(found.recomposed)),
     ]

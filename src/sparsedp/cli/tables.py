@@ -97,9 +97,6 @@ def train(
     kind: Annotated[str, typer.Option("--model", metavar="NAME", help="linear or additive.")] = "linear",
     epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
-    budget: Annotated[
-        Path | None, typer.Option(help="The file of a PrivacyBudget, made in Python, that this draws from.")
-    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -130,7 +127,7 @@ def train(
     apart = held_out_by_hash(ids, held_out)
     if held_out and (apart.all() or not apart.any()):
         raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
-    model = _estimator(settings).set_params(resume=resume, budget=None if budget is None else _budget(budget))
+    model = _estimator(settings).set_params(resume=resume)
     features = [name for name in table.columns if name != target]
     test = (table.part(features, apart), y[apart]) if held_out else None
     try:
@@ -284,16 +281,6 @@ def _target(table: ReadTable, target: str, settings: dict[str, Any]) -> np.ndarr
         return np.asarray(table[target], dtype=np.float64)
     except (TypeError, ValueError):  # whose message would show a value
         raise DataError(f"target {target!r} holds what is no number; leave such rows out") from None
-
-
-def _budget(path: Path) -> Any:
-    from sparsedp.sklearn import PrivacyBudget
-
-    held = read_json(path)
-    try:
-        return PrivacyBudget(held["epsilon"], held["delta"], path)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"--budget {path}: expected the file of a PrivacyBudget") from error
 
 
 def _draft(name: str, kind: str, somebody: bool) -> str:
