@@ -16,7 +16,7 @@ from sparsedp.loading import BatchFetch
 from sparsedp_experiments.data import SOURCES, DataBundle, Dense, Split, get, status
 from sparsedp_experiments.data.bundle import Sparse, holdout
 from sparsedp_experiments.data.files import cache_path, cached_arrays, fingerprint
-from sparsedp_experiments.data.registry import is_original, public_checksum
+from sparsedp_experiments.data.registry import public_checksum
 from sparsedp_experiments.data.spec import PublicFiles, SourceFile
 
 # Splits, bundles, and how inputs are kept.
@@ -101,15 +101,6 @@ def test_holdout_never_splits_a_unit():
     assert len(rest) + len(held) == 10
 
 
-def test_validated_bundle_never_shows_the_test_set():
-    test = Split(Dense(torch.full((3, 2, 2, 2), 255, dtype=torch.uint8)), torch.zeros(3, dtype=torch.int64))
-    bundle = DataBundle("toy", "made", byte_split(20), test, ("a", "b"))
-    tuning = bundle.validated(fraction=0.25, seed=1)
-    assert (len(tuning.train), len(tuning.test)) == (15, 5)
-    assert tuning.test.inputs.max() < 1
-    assert "validation" in tuning.notes[-1]
-
-
 def test_a_unit_on_both_sides_is_refused():
     train = byte_split(4, units=torch.tensor([1, 1, 2, 3]))
     test = byte_split(2, units=torch.tensor([3, 4]))
@@ -152,13 +143,6 @@ def test_a_damaged_cache_file_is_made_again(private_cache, caplog, content):
     assert cached_arrays("key", lambda: pytest.fail("made again"))["numbers"][4] == 4
 
 
-def test_a_cache_that_cannot_be_written_is_harmless(private_cache, caplog):
-    private_cache.write_text("a file where the folder should be")
-    with caplog.at_level(logging.WARNING):
-        assert cached_arrays("key", make_numbers)["numbers"][4] == 4
-    assert "cannot be written" in caplog.text
-
-
 def test_the_fingerprint_follows_the_file_and_not_its_content(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"first")
@@ -198,14 +182,6 @@ def test_a_wrong_checksum_keeps_nothing(tmp_path, monkeypatch, private_cache):
     assert list((private_cache / "datasets" / "toys").iterdir()) == []
 
 
-def test_a_broken_transfer_keeps_nothing_and_says_what_to_do(tmp_path, monkeypatch, private_cache):
-    toy_source(monkeypatch, tmp_path)
-    (tmp_path / "remote" / "toy.bin").unlink()
-    with pytest.raises(DataError, match="fetch it by hand"):
-        get("toy")
-    assert list((private_cache / "datasets" / "toys").iterdir()) == []
-
-
 def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_path, monkeypatch):
     spec = toy_source(monkeypatch, tmp_path)
     for root, content in (("original", b"payload"), ("mine", b"private rows")):
@@ -216,11 +192,3 @@ def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_pa
     assert public_checksum("toy", tmp_path / "original") == published
     assert public_checksum("toy", tmp_path / "mine") is None
     assert public_checksum("toy", tmp_path / "nowhere") is None
-
-
-@pytest.mark.data
-def test_the_real_originals_have_their_public_checksums(real_data):
-    for name in ("mnist", "fashion-mnist", "diabetes130"):
-        found = status(SOURCES[name], real_data)
-        if not found.missing:
-            assert all(is_original(path, file) for file, path in found.files)

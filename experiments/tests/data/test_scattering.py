@@ -1,6 +1,5 @@
 """Scattering features against Kymatio's numbers, against their definition, and on disk."""
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,31 +72,6 @@ def test_features_are_computed_once_and_then_mapped_from_disk(monkeypatch, priva
     again = scattering_bundle(bundle)
     assert torch.equal(again.train.inputs, first.train.inputs)
     assert again.fingerprint == first.fingerprint != bundle.fingerprint
-
-
-def test_other_groups_or_files_are_other_features(private_cache):
-    scattering_bundle(image_bundle(fingerprint="toy files"))
-    other = scattering_bundle(image_bundle(fingerprint="toy files"), groups=9)
-    unlike = scattering_bundle(image_bundle(fingerprint="toy files"))
-    assert not torch.equal(other.test.inputs, unlike.test.inputs)
-    assert len(list((private_cache / "decoded").glob("*.npy"))) == 4
-
-
-def test_a_damaged_or_unwritable_cache_is_harmless(private_cache, caplog):
-    bundle = image_bundle(fingerprint="toy files")
-    expected = scattering_bundle(bundle).train.inputs
-    for path in (private_cache / "decoded").glob("*.npy"):
-        path.write_bytes(path.read_bytes()[:200])
-    with caplog.at_level(logging.WARNING):
-        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
-    assert "made again" in caplog.text
-    for path in (private_cache / "decoded").iterdir():
-        path.unlink()
-    (private_cache / "decoded").rmdir()
-    (private_cache / "decoded").write_text("in the way")
-    with caplog.at_level(logging.WARNING):
-        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
-    assert "stay in memory" in caplog.text
 
 
 def test_a_picture_and_its_mirror_image_are_two_rows_of_one_unit(private_cache):

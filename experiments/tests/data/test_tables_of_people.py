@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from tables_of_people import ADULT_ROW, COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
+from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import diabetes130, load
@@ -24,19 +24,12 @@ from sparsedp_experiments.data.encoding import (
     encode,
     icd9_slot,
 )
-from sparsedp_experiments.data.ratings import FIELD_SIZES
 from sparsedp_experiments.data.tables import (
-    _ADULT_RULES,
-    _CENSUS_RULES,
-    _COMPAS_RULES,
     adult,
-    census_income,
-    compas,
     read_table,
     schema,
 )
-from sparsedp_experiments.runs.execute import execute, recall_at
-from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.runs.execute import recall_at
 
 # The hospital table: encodings fixed before any row is read.
 
@@ -262,31 +255,6 @@ def test_the_tables_are_the_same_to_the_bit_as_when_their_features_were_checked_
     assert hashlib.sha256(content).hexdigest()[:16] == digest
 
 
-def test_the_lists_have_the_dictionarys_numbers_of_levels():
-    levels = {
-        rule.column: len(rule.levels)
-        for rule in (*_ADULT_RULES, *_CENSUS_RULES)
-        if isinstance(rule, Category)
-    }
-    assert levels["native-country"] == 41
-    assert levels["education"] == 17  # of census-income, which comes last; adult's has 16
-    assert levels["state of previous residence"] == 49  # 50 and "Not in universe"
-    assert levels["detailed household and family stat"] == 38
-    assert levels["country of birth self"] == 42
-
-
-def test_compas_is_split_by_person_and_leaves_the_scores_out(tmp_path):
-    rows = compas_rows(300)
-    write_compas(tmp_path, rows)
-    bundle = compas(tmp_path, unit_norm=False)
-    assert len(bundle.train) + len(bundle.test) == 300
-    assert 30 < len(bundle.test) < 90
-    assert not any("score" in rule.column for rule in _COMPAS_RULES)
-    assert int(bundle.train.targets.sum() + bundle.test.targets.sum()) == 150
-    again = compas(tmp_path, unit_norm=False)
-    assert torch.equal(again.test.targets, bundle.test.targets)
-
-
 def test_a_zip_and_gzipped_files_give_the_same_as_plain_ones(tmp_path):
     write_adult(tmp_path, adult_lines(9, "<=50K"), adult_lines(4, ">50K."))
     plain = adult(tmp_path)
@@ -302,21 +270,6 @@ def test_a_zip_and_gzipped_files_give_the_same_as_plain_ones(tmp_path):
     for other in (zipped, adult(tmp_path)):
         assert torch.equal(other.train.inputs, plain.train.inputs)
         assert torch.equal(other.test.targets, plain.test.targets)
-
-
-def test_wrong_tables_are_named_with_the_line(tmp_path):
-    write_adult(tmp_path, adult_lines(3, "<=50K"), [ADULT_ROW + ", rich"])
-    with pytest.raises(DataError, match=r"adult.test, row 1: got income 'rich', expected <=50K or >50K"):
-        adult(tmp_path)
-    write_adult(tmp_path, ["39, State-gov"], adult_lines(1, "<=50K."))
-    with pytest.raises(DataError, match=r"adult.data, row 1: got income ''"):
-        adult(tmp_path)
-    (tmp_path / "adult.data.gz").write_bytes(gzip.compress(b"1,2\n" * 99)[:12])
-    (tmp_path / "adult.data").unlink()
-    with pytest.raises(DataError, match=r"adult\.data\.gz: cannot be read as a table"):
-        adult(tmp_path)
-    with pytest.raises(DataError, match=r"found none of census-income\.data"):
-        census_income(tmp_path)
 
 
 @pytest.mark.data
@@ -361,22 +314,6 @@ def write(root, name, files, packed):
         (root / name).mkdir()
         for member, text in files.items():
             (root / name / member).write_text(text)
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "zip"])
-def test_ratings_become_ids_of_disjoint_fields_and_users_stay_on_one_side(tmp_path, packed):
-    files, sizes = hundred_k(), FIELD_SIZES
-    write(tmp_path, "ml-100k", files, packed)
-    bundle = load("movielens-100k", tmp_path)
-    starts = np.cumsum([0, *sizes[:-1]])
-    ids = torch.cat([bundle.train.inputs, bundle.test.inputs]).numpy()
-    assert bundle.vocabulary == sum(sizes)
-    for field, (start, count) in enumerate(zip(starts, sizes, strict=True)):
-        assert ids[:, field].min() >= start
-        assert ids[:, field].max() < start + count
-    assert bundle.unit == "user"
-    assert bundle.train.unit_count + bundle.test.unit_count == USERS
-    assert len(ids) == len(next(iter(files.values())).splitlines())
 
 
 def test_a_rating_is_read_field_by_field(tmp_path):
@@ -440,18 +377,3 @@ def test_recall_counts_hits_among_each_users_best():
     assert recall_at(1, scores, liked, units) == pytest.approx((1 + 0) / 2)
     assert recall_at(2, scores, liked, units) == pytest.approx((1 / 2 + 1 / 2) / 2)
     assert recall_at(3, scores, liked, units) == 1.0
-
-
-@pytest.mark.filterwarnings("ignore:the data set knows which unit")  # per rating is asked for
-@pytest.mark.parametrize("unit", [None, "row"])
-def test_a_recommender_trains_per_user_and_per_rating(tmp_path, monkeypatch, unit):
-    write(tmp_path, "ml-100k", hundred_k(), packed=False)
-    monkeypatch.setenv("SPARSEDP_DATA", str(tmp_path))
-    settings = Settings(
-        dataset="movielens-100k", method="dp-sgd", epsilon=3.0, delta=1e-3, epochs=1, batch_size=16, lr=0.1,
-        accountant="rdp", seed=0, unit=unit,
-    )  # fmt: skip
-    result = execute(settings)
-    assert result.unit == ("user" if unit is None else "row")
-    assert 0 <= result.metrics["recall_at_10"] <= 1
-    assert result.d == sum(FIELD_SIZES) * 17 + 3

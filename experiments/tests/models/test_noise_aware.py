@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.errors import SparseDPError
 from sparsedp_experiments.models.noise_aware import AdamBC, LowPassSGD
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -64,13 +63,6 @@ def test_the_low_pass_is_a_weighted_mean_of_pairs():
                 weights[one - 1] += age
         place -= lr * (weights / weights.sum()) @ given[:t]
     np.testing.assert_allclose(found, place, rtol=1e-10)
-
-
-def test_a_gradient_of_unknown_noise_is_refused():
-    parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.ones(2)
-    with pytest.raises(SparseDPError, match="how much noise"):
-        AdamBC([parameter]).step()
 
 
 def trained(method, optimizer, out=None, **more):

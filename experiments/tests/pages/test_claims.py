@@ -11,7 +11,6 @@ from scipy import stats
 
 from sparsedp_experiments.runs.claims import (
     Evidence,
-    Part,
     Ruling,
     above,
     equal,
@@ -25,7 +24,7 @@ from sparsedp_experiments.runs.gains import gains, surviving
 from sparsedp_experiments.runs.grid import RESULTS, committed_families, read_experiment
 from sparsedp_experiments.runs.page import PAGE, best_choices, page
 from sparsedp_experiments.runs.results import Estimate, Results, append_row, estimate, read_rows
-from sparsedp_experiments.runs.tables import Study, read_studies, read_study, results_table
+from sparsedp_experiments.runs.tables import Study, read_studies, read_study
 
 # Experiments with hand-made records: a config, and a metric for every cell and seed.
 
@@ -130,11 +129,6 @@ def claim_text(kind="above", evidence="", margin=0.0):
     )
 
 
-def plain_claim(tmp_path, kind="above", margin=0.0):
-    evidence = 'experiment = "small", better = { method = "tp-topk" }, worse = { method = "tp-rand" }'
-    return claims_from(tmp_path, claim_text(kind, evidence, margin))[0]
-
-
 def noisy(gain):
     """Cells that share a large wobble by seed, and a gain of tp-topk over the others."""
 
@@ -171,37 +165,6 @@ def test_pooling_takes_one_value_per_seed_the_mean_over_cells(tmp_path):
     assert (found[0].count, found[1]) == (3, 2)
 
 
-def test_pooling_uses_the_seeds_all_cells_share_and_waits_for_cells_with_one():
-    full, two = Part("a", {"x": "1"}, {0: 1.0, 1: 2.0, 2: 3.0}), Part("a", {"x": "2"}, {0: 3.0, 1: 4.0})
-    one = Part("a", {"x": "3"}, {0: 100.0})
-    found = pooled([full, two, one])
-    assert found is not None
-    assert (found[0].mean, found[0].count, found[1]) == (2.5, 2, 2)
-    alone = pooled([one])
-    assert alone is not None
-    assert alone[0].low is None
-    assert pooled([]) is None
-    assert pooled([Part("a", {}, {0: 1.0, 1: 1.0}), Part("b", {}, {2: 1.0, 3: 1.0})]) is None
-
-
-def test_a_gap_of_gaps_is_the_first_gap_less_the_second(tmp_path):
-    gains = {("1", "tp-topk"): 0.05, ("3", "tp-topk"): 0.01}
-    study = make_study(tmp_path, lambda cell, seed: 0.5 + gains.get((cell["epsilon"], cell["method"]), 0.0))
-    contrast = Evidence("small", LEARNED.better, LEARNED.worse, {"epsilon": "1"}, {"epsilon": "3"})
-    (part,) = parts_of(contrast, study, "accuracy")
-    assert part.place == {}
-    assert part.values == pytest.approx({0: 0.04, 1: 0.04, 2: 0.04})
-
-
-def test_lists_are_means_and_only_restricts_the_places(tmp_path):
-    level = {"dp-sgd": 0.1, "tp-rand": 0.3, "tp-topk": 0.6}
-    study = make_study(tmp_path, lambda cell, seed: level[cell["method"]])
-    rest = ({"method": "dp-sgd"}, {"method": "tp-rand"})
-    (part,) = parts_of(Evidence("small", LEARNED.better, rest, only={"epsilon": ("3",)}), study, "accuracy")
-    assert part.place == {"epsilon": "3"}
-    assert part.values[0] == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize(
     ("rule", "low", "high", "ruling"),
     [
@@ -227,30 +190,6 @@ def test_a_ruling_follows_from_the_interval_and_the_margin(rule, low, high, ruli
     assert rule(Estimate(3, (low + high) / 2, 0.01, low, high), 0.005) is ruling
 
 
-@pytest.mark.parametrize("rule", [above, equal, no_loss])
-@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5]])
-def test_fewer_than_three_seeds_decide_nothing(rule, values):
-    assert rule(estimate(values), 0.9) is Ruling.OPEN
-
-
-@pytest.mark.parametrize(
-    ("gain", "ruling"), [(0.03, Ruling.HOLDS), (-0.03, Ruling.FAILS), (0.0, Ruling.LEVEL)]
-)
-def test_a_claim_is_judged_from_the_records(tmp_path, gain, ruling):
-    studies = {"small": make_study(tmp_path, noisy(gain))}
-    verdict = judge(plain_claim(tmp_path), studies)
-    assert verdict.ruling is ruling
-    assert verdict.used == len(verdict.parts) == 2
-    assert verdict.pooled is not None
-    assert verdict.pooled.mean == pytest.approx(gain, abs=0.003)
-
-
-def test_nothing_run_is_said_to_be_not_run(tmp_path):
-    assert judge(plain_claim(tmp_path), {}).ruling is Ruling.NOT_RUN
-    studies = {"small": make_study(tmp_path, lambda cell, seed: None)}
-    assert judge(plain_claim(tmp_path), studies).ruling is Ruling.NOT_RUN
-
-
 def best_claim(tmp_path):
     evidence = 'experiment = "small", best = { method = "tp-topk" }, among = ["method"]'
     return claims_from(tmp_path, claim_text("best", evidence))[0]
@@ -271,14 +210,6 @@ def test_the_best_must_lead_all_others_and_falls_to_any(tmp_path, level, ruling,
 
     verdict = judge(best_claim(tmp_path), {"small": make_study(tmp_path, score)})
     assert (verdict.ruling, verdict.rival) == (ruling, rival)
-
-
-def test_the_best_cannot_hold_while_a_rival_is_not_run(tmp_path):
-    def score(cell, seed):
-        level = {"tp-topk": 0.9, "tp-rand": 0.8}.get(cell["method"])
-        return None if level is None else level + NOISE[0, 0, seed] * (cell["method"] == "tp-topk")
-
-    assert judge(best_claim(tmp_path), {"small": make_study(tmp_path, score)}).ruling is Ruling.OPEN
 
 
 def test_leads_of_the_best_are_widened_for_the_number_of_rivals(tmp_path):
@@ -345,15 +276,6 @@ def test_less_loss_is_better(tmp_path, metric, sign):
     ((best, count),) = best_choices(study, ["dataset"]).values()
     assert (best.cell["method"], count) == ("dp-sgd" if sign > 0 else "tp-rand", 3)
     assert all(gain.mean * sign < 0 for gain in gains([study]))
-
-
-def test_a_row_has_mean_paired_difference_epsilon_and_settings_that_differ(tmp_path):
-    lines = results_table(make_study(tmp_path, by_method))
-    assert lines[0].startswith(
-        "| epsilon | method | seeds | accuracy, % | less dp-sgd | epsilon spent | r | settings"
-    )
-    assert any("| 1 | tp-topk | 3 | 40.10 ± 0.10 | −10.00 (−10.00 to −10.00) |" in line for line in lines)
-    assert any("lr 2" in line for line in lines)
 
 
 def test_holms_correction_keeps_only_what_all_looks_together_allow():

@@ -66,18 +66,6 @@ def test_only_common_seeds_of_the_same_cell_are_paired():
     assert rows["on-rand", "8"].difference is None
 
 
-def test_a_cell_reports_the_largest_epsilon_and_none_when_not_private():
-    private = [record("dp-sgd", "3", seed, 0.5, spent) for seed, spent in enumerate((2.9, 2.99, 2.95))]
-    assert make_rows(private, "accuracy", METHODS)[0].epsilon == 2.99
-    other = [record("noisy-sgd", "inf", 0, 0.5, None)]
-    assert make_rows(other, "accuracy", METHODS)[0].epsilon is None
-
-
-def test_a_run_without_the_metric_is_left_out():
-    assert make_rows([record("dp-sgd", "3", 0, None)], "accuracy", METHODS) == ()
-    assert make_rows([record("dp-sgd", "3", 0, 0.5)], "auc", METHODS) == ()
-
-
 def test_the_evaluator_agrees_with_scikit_learn_on_many_classes():
     test = digits().test
     model = build_model("mlp", {}, (1, 8, 8), 10, seed=1)

@@ -7,8 +7,7 @@ import pytest
 
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.data import DATASETS
-from sparsedp_experiments.models import MODELS
-from sparsedp_experiments.runs.grid import committed_families, parse_experiment, read_experiment
+from sparsedp_experiments.runs.grid import parse_experiment
 from sparsedp_experiments.runs.settings import KINDS, Settings
 
 # Settings: what users write is checked, completed from recipes, and hashed.
@@ -57,12 +56,6 @@ def test_every_setting_survives_a_round_trip_through_json():
     assert settings.epsilon == math.inf
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERYTHING) - {"dataset"}))
-def test_every_setting_changes_the_hash(name):
-    without = {key: value for key, value in EVERYTHING.items() if key != name}
-    assert Settings.from_json(without).digest != Settings.from_json(EVERYTHING).digest
-
-
 def test_a_whole_number_and_its_float_are_the_same_run():
     one, other = ({"dataset": "digits", "epsilon": value, "lr": value} for value in (2, 2.0))
     assert Settings.from_json(one).digest == Settings.from_json(other).digest
@@ -72,27 +65,15 @@ def test_a_whole_number_and_its_float_are_the_same_run():
     ("name", "value"),
     [
         ("epochs", 0),
-        ("epochs", 1.5),
-        ("epochs", True),
         ("batch_size", "64"),
-        ("epsilon", "three"),
-        ("epsilon", math.nan),
         ("epsilon", -1),
-        ("epsilon", 0),
-        ("delta", 0),
         ("delta", 1),
-        ("batch_size", 0),
         ("lr", math.inf),
         ("clip_norm", [1.0]),
-        ("clip_norm", [1.0, "a"]),
         ("active_ratio", "half"),
         ("optimizer", "lbfgs"),
-        ("scheduler", "step"),
-        ("accountant", "gdp"),
         ("unit", "patient"),
         ("seed", -1),
-        ("options", ["ranking"]),
-        ("model", ""),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_name(name, value):
@@ -123,11 +104,6 @@ def test_a_method_that_is_not_private_has_an_infinite_budget_and_one_bound():
 def test_a_wrong_method_or_option_is_found_before_anything_runs(wrong):
     with pytest.raises(SparseDPError):
         Settings.from_json({"dataset": "digits", **wrong}).resolved()
-
-
-def test_every_recipe_names_a_model_that_exists():
-    for row in DATASETS.values():
-        assert {row.model, *row.recipes} <= set(MODELS)
 
 
 # Experiment files: the grid they make, and what they refuse.
@@ -173,55 +149,25 @@ def test_overrides_apply_where_they_match_and_later_ones_win():
     assert found["3", "tp-topk"] == (2.0, 2)
 
 
-def test_skipped_cells_are_left_out():
-    grid = {"epsilon": [1, 3], "method": ["dp-sgd", "tp-topk"]}
-    runs = experiment(grid=grid, skip=[{"where": {"method": "dp-sgd", "epsilon": 1}}]).runs()
-    assert [tuple(run.cell.values()) for run in runs] == [("1", "tp-topk"), ("3", "dp-sgd"), ("3", "tp-topk")]
-
-
-def test_a_longer_sweep_keeps_the_runs_of_a_shorter_one():
-    short = experiment(seeds=1, grid={"method": ["dp-sgd"]}).runs()
-    more = experiment(seeds=[0, 7], grid={"method": ["tp-rand", "dp-sgd"]}).runs()
-    assert {run.name for run in short} < {run.name for run in more}
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ({"epochs": 3}, r"belong under \[base\]"),
-        ({"axes": {}}, "expected some of title"),
         ({"base": {"dataset": "digits", "epoch": 3}}, "did you mean 'epochs'"),
-        ({"base": {}}, "dataset: not given"),
         ({"base": {"dataset": "digitz"}}, "digitz"),
-        ({"base": []}, r"\[base\]"),
         ({"seeds": 0}, "seeds"),
-        ({"seeds": [1, 1]}, "seeds"),
-        ({"seeds": 1.5}, "seeds"),
-        ({"seeds": True}, "seeds"),
         ({"grid": {"method": "dp-sgd"}}, "expected a list"),
-        ({"grid": {"method": []}}, "at least one"),
         ({"grid": {"method": ["dp-sgd", "dp-sgd"]}}, "every value once"),
         ({"grid": {"method": ["dp-sgd", "sgd"]}}, "sgd, seed 0: method: got 'sgd'"),
         ({"grid": {"epsilon": [1, "x"]}}, "epsilon: got 'x'"),
-        ({"grid": {"task": [1, 2]}}, "tables with a name"),
         ({"grid": {"task": [{"name": "a", "speed": 1}]}}, "no setting 'speed'"),
         ({"grid": {"task": [{"name": "a"}, {"name": "b"}]}}, "the same run"),
         ({"grid": {"epsilon": [1]}, "override": [{"where": {"delta": 1}, "set": {}}]}, "an axis of the grid"),
         ({"grid": {"epsilon": [1]}, "override": [{"where": {"epsilon": 2}, "set": {}}]}, "expected one of"),
-        ({"grid": {"epsilon": [1]}, "override": [{"where": {"epsilon": 1}}]}, "expected the tables"),
         ({"grid": {"epsilon": [1]}, "override": {"where": {}}}, r"\[\[override\]\]"),
-        ({"grid": {"epsilon": [1]}, "skip": [{"where": {"epsilon": 1}, "set": {}}]}, "skip"),
         ({"grid": {"method": ["tp-topk"]}, "contrast": {"baseline": "dp-sgd"}}, "contrast"),
-        ({"contrast": {"on": "method"}}, "contrast"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(content, words):
     with pytest.raises(SparseDPError, match=words):
         experiment(**content).runs()
-
-
-@pytest.mark.parametrize("name", sorted(committed_families()))
-def test_every_committed_config_is_valid(name):
-    runs = read_experiment(name).runs()
-    assert runs
-    assert len({run.name for run in runs}) == len(runs)

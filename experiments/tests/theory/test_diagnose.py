@@ -16,7 +16,6 @@ from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError
 from sparsedp.parameters import ParameterLayout, Support
-from sparsedp.runs.run import Run
 from sparsedp.training.planning import changed_method
 from sparsedp_experiments.theory.communication import support_bytes, traffic
 from sparsedp_experiments.theory.criteria import (
@@ -31,12 +30,10 @@ from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
     Snapshot,
     SnapshotFiles,
-    Snapshots,
     bound_along,
     energy_capture,
     measure,
     read_snapshots,
-    snapshot_steps,
     write_snapshot,
 )
 
@@ -99,13 +96,6 @@ def test_snapshots_are_the_weights_of_the_last_phase_and_training_is_the_same_wi
     assert read_snapshots(tmp_path / "alone") == ()
 
 
-def test_steps_are_spread_over_the_last_phase_with_both_ends(tmp_path):
-    a_run_of_snapshots(tmp_path / "run")
-    plan = Run.open(tmp_path / "run").plan
-    assert snapshot_steps(plan, 2) == (4, 11)
-    assert snapshot_steps(plan) == tuple(range(4, 12))
-
-
 def test_a_snapshot_comes_back_whole_and_damage_is_noticed(tmp_path):
     (tmp_path / "snapshots").mkdir()
     full = Snapshot(7, "train", Support.full(3), torch.tensor([1.0, 2.0, 3.0]))
@@ -139,19 +129,6 @@ def a_run_of_trajectory(method="tp-topk", callbacks=(), model=None):
         progress=False,
         callbacks=callbacks,
     )
-
-
-def test_training_is_the_same_to_the_bit_with_diagnostics_on():
-    model = network()
-    snapshots, frozen = Snapshots(model, every=2), FreezeCount(43)
-    watched = a_run_of_trajectory(callbacks=(snapshots, frozen), model=model)
-    measured = measure(model, LOSS, snapshots.kept, batches(), FlatClip(0.5))
-    alone = a_run_of_trajectory()
-    layout = ParameterLayout.of(alone.model)
-    assert torch.equal(layout.flatten(watched.model), layout.flatten(alone.model))
-    assert watched.support == alone.support
-    assert [s.step for s in snapshots.kept] == [0, 2, 4, 6, 8, 10]
-    assert len(measured) == 6
 
 
 def test_the_freeze_count_is_every_step_a_coordinate_was_off_the_support():
@@ -198,11 +175,6 @@ def test_projection_and_complement_make_one_and_the_full_support_captures_all(di
     assert energy_captured(energies, Support.full(dimension)) == pytest.approx(1.0)
 
 
-def test_no_energy_is_captured_where_there_is_none():
-    assert energy_captured(torch.zeros(3), Support([0], 3)) == 0.0
-    assert random_capture(torch.zeros(3), 1).mean == 0.0
-
-
 def test_random_supports_capture_k_over_d_with_the_stated_deviation():
     """z-test on the mean and chi-square-like test on the deviation, 4,000 draws; false-alarm rate below 1e-6."""
     rng, draws = np.random.default_rng(0), 4000
@@ -221,14 +193,6 @@ def test_curves_by_hand():
     order = torch.tensor([2, 0, 1, 3, 4])
     (point,) = recovery_curve(ENERGIES, order, [0.4])
     assert (point.size, point.learned, point.oracle, point.random.mean) == (2, 0.5, 0.7, 0.4)
-
-
-@given(st.integers(2, 30), st.integers(0, 10**6), st.floats(0.05, 1))
-def test_no_ranking_beats_the_oracle(dimension, seed, ratio):
-    rng = np.random.default_rng(seed)
-    energies = torch.from_numpy(rng.random(dimension))
-    (point,) = recovery_curve(energies, torch.from_numpy(rng.permutation(dimension)), [ratio])
-    assert point.learned <= point.oracle + 1e-12
 
 
 def test_trajectory_capture_weighs_steps_by_their_energy():

@@ -19,8 +19,6 @@ from sparsedp_experiments.theory.oracle import (
     lopsidedness,
     lopsidedness_by_chance,
     mean_gradient,
-    mean_loss,
-    projected_deviations,
     smoothness,
     symmetry_error,
 )
@@ -66,14 +64,6 @@ def test_clipping_bias_matches_a_plain_loop_and_its_bound_holds(engine, norm):
     assert (report.bias_bound == 0) == (norm == 100.0)
 
 
-def test_projected_deviations_are_centred_and_repeatable(engine):
-    points = projected_deviations(engine, batches(), PublicRandomness(3))
-    again = projected_deviations(engine, batches(), PublicRandomness(3))
-    assert points.shape == (24, 2)
-    assert torch.equal(points, again)
-    torch.testing.assert_close(points.mean(0), torch.zeros(2).double(), atol=1e-12, rtol=0)
-
-
 def test_the_sign_flip_test_accepts_symmetry_and_rejects_skew():
     """Twenty tests at 5 % on symmetric points: eight or more rejections have probability below 1e-5."""
     rejected = 0
@@ -86,13 +76,6 @@ def test_the_sign_flip_test_accepts_symmetry_and_rejects_skew():
 
 
 # Numbers for the symmetry of gradient deviations.
-
-
-def test_a_cloud_and_its_mirror_image_are_symmetric_and_one_ray_is_not():
-    points = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
-    assert lopsidedness(torch.cat([points, -points])) == pytest.approx(0, abs=1e-12)
-    assert lopsidedness(torch.tensor([[1.0, 2.0], [2.0, 4.0], [0.5, 1.0]])) == pytest.approx(1)
-    assert lopsidedness(torch.zeros(3, 2)) == 0
 
 
 def test_lopsidedness_by_hand_and_whatever_the_scale():
@@ -110,15 +93,6 @@ def test_chance_covers_a_symmetric_cloud_and_not_a_skewed_one():
         chance = lopsidedness_by_chance(points, public)
         assert bool((chance[1:] >= chance[:-1]).all())
         assert (lopsidedness(points) <= float(chance[-2])) is inside
-
-
-def test_symmetry_error_is_zero_for_symmetric_deviations_and_without_clipping():
-    generator = torch.Generator().manual_seed(1)
-    gradient, xi = (torch.randn(*shape, generator=generator).double() for shape in ((6,), (40, 6)))
-    both = torch.cat([xi, -xi])
-    assert symmetry_error(gradient, both, FlatClip(0.5)) == pytest.approx(0, abs=1e-12)
-    centred = xi - xi.mean(dim=0)
-    assert symmetry_error(gradient, centred, FlatClip(1e6)) == pytest.approx(0, abs=1e-9)
 
 
 def test_symmetry_error_by_a_plain_loop():
@@ -176,9 +150,3 @@ def test_a_loss_without_curvature_has_smoothness_zero():
     linear = from_criterion(lambda out, y: out[:, 0])
     found = smoothness(model, linear, batches(), PublicRandomness(0))
     assert (found.value, found.residual, found.iterations) == (0.0, 0.0, 1)
-
-
-def test_mean_loss_counts_rows_not_batches():
-    x, y = rows()
-    expected = LOSS(network(), (x, y)).mean().item()
-    assert mean_loss(network(), LOSS, batches()) == pytest.approx(expected, rel=1e-6)
