@@ -29,7 +29,7 @@ from sparsedp_experiments.data.registry import load
 from sparsedp_experiments.runs.execute import rate_for_table
 from sparsedp_experiments.runs.grid import RESULTS
 from sparsedp_experiments.runs.results import append_row, estimate, read_rows
-from sparsedp_experiments.runs.tables import markdown_table
+from sparsedp_experiments.runs.text import markdown_table
 
 RECORDS = RESULTS / "table-rates.jsonl"
 MOMENTUM, WARM_UP = np.float32(0.9), 0.3

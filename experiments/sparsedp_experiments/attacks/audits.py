@@ -37,7 +37,7 @@ from sparsedp_experiments.runs.execute import (
 from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
 from sparsedp_experiments.runs.results import Record, append_row, read_rows
 from sparsedp_experiments.runs.settings import Settings
-from sparsedp_experiments.runs.tables import markdown_table
+from sparsedp_experiments.runs.text import markdown_table
 
 CONFIG, RECORDS = CONFIGS / "audit.toml", RESULTS / "audit.jsonl"
 

@@ -191,9 +191,6 @@ def read_columns(
         known: columns whose every value is checked.
         header: the names of all columns, for a file of UCI's without a line of names; a bar starts a remark there.
         member: what the file is called in a zip.
-
-    Raises:
-        DataError: columns are missing, or a checked value is unknown, as it is where a row is cut off.
     """
     try:
         with ExitStack() as stack:

@@ -102,11 +102,7 @@ class FileTree:
 
 @contextmanager
 def open_tree(path: Path) -> Iterator[FileTree]:
-    """A folder or a zip as a file tree.
-
-    Raises:
-        DataError: the zip is damaged, or a member cannot be read. It names both.
-    """
+    """A folder or a zip as a file tree."""
     if path.is_dir():
         names = sorted(entry.relative_to(path).as_posix() for entry in path.rglob("*") if entry.is_file())
         yield FileTree(path, tuple(names), lambda name: (path / name).read_bytes())
@@ -121,11 +117,7 @@ def open_tree(path: Path) -> Iterator[FileTree]:
 
 
 def tar_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each regular file of a tar (compressed or not), in the order it has them.
-
-    Raises:
-        DataError: the archive is damaged or truncated.
-    """
+    """Name and content of each regular file of a tar (compressed or not), in the order it has them."""
     try:
         with tarfile.open(path, mode="r|*") as archive:
             for member in archive:

@@ -97,9 +97,6 @@ def get(name: str) -> list[Path]:
     """Download a data set from its official address into the per-user cache.
 
     A file is put in place only when its checksum is right; files already there and right are kept.
-
-    Raises:
-        DataError: the data set cannot be downloaded freely, the network does not answer, or a checksum is wrong.
     """
     if name not in SOURCES:
         raise DataError(f"no data set named {name!r}; there are {', '.join(SOURCES)}")

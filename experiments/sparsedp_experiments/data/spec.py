@@ -110,11 +110,7 @@ class DatasetRow:
     recipes: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
     def load(self, root: Path | str | None = None, **options: Any) -> DataBundle:
-        """The data set, with options of its loader and of its features given by name.
-
-        Raises:
-            SparseDPError: an option that neither knows.
-        """
+        """The data set, with options of its loader and of its features given by name."""
         known, of_features = (
             options_of(self.loader),
             () if self.features is None else options_of(self.features),

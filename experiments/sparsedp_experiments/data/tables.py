@@ -119,11 +119,7 @@ def diabetes130(
 
 
 def read_table(path: Path) -> Table:
-    """The columns of the CSV as strings.
-
-    Raises:
-        DataError: columns are missing, a row has another length, or a target or patient number is unknown.
-    """
+    """The columns of the CSV as strings."""
     columns = [*(column for block in schema() for column in block.columns), *_HOSPITAL_KNOWN]
     return read_columns(path, columns, _HOSPITAL_KNOWN, member="diabetic_data.csv")
 

@@ -158,11 +158,7 @@ def _bundle(
 
 
 def read_archive(path: Path) -> Arrays:
-    """Hashed tokens and labels of both sides of the archive.
-
-    Raises:
-        DataError: as `read_texts`.
-    """
+    """Hashed tokens and labels of both sides of the archive."""
     texts, labels = read_texts(path)
     arrays: Arrays = {}
     for side in _SIDES:
@@ -173,11 +169,7 @@ def read_archive(path: Path) -> Arrays:
 
 
 def read_texts(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
-    """Texts and labels of both sides of the archive, read in a stream.
-
-    Raises:
-        DataError: the archive is damaged, a review is not UTF-8, or one side has no reviews of one label.
-    """
+    """Texts and labels of both sides of the archive, read in a stream."""
     texts: dict[str, list[str]] = {side: [] for side in _SIDES}
     labels: dict[str, list[int]] = {side: [] for side in _SIDES}
     for name, content in tar_files(path):

@@ -94,11 +94,7 @@ def cifar10(root: Path | str | None = None) -> DataBundle:
 
 
 def read_idx(path: Path, axes: int) -> Bytes:
-    """The array of bytes in an IDX file of `axes` axes.
-
-    Raises:
-        DataError: the file is damaged, not IDX, not of bytes, or not as long as its header says. It names the file.
-    """
+    """The array of bytes in an IDX file of `axes` axes."""
     try:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if raw[:2] == _GZIP_MAGIC else raw

@@ -231,10 +231,6 @@ def pretrained(*, classes: int, size: int = 96, train: str | None = "head") -> n
 
     **Privacy.** Weights from public data are public. Each part has their name and checksum as `public_weights`, which
     `fit` puts into the record.
-
-    Raises:
-        ModelError: no such part.
-        DataError: the weights are not installed, or not the published ones.
     """
     network = efficientnet_lite0(classes, size)
     load_lite0(network, load_public_weights(LITE0))
@@ -257,11 +253,7 @@ def lite0_top(
 
 
 def parts_before(network: nn.Sequential, part: str) -> nn.Sequential:
-    """The parts of a network in a row that come before one.
-
-    Raises:
-        ModelError: there is no such part.
-    """
+    """The parts of a network in a row that come before one."""
     parts = list(network.named_children())
     names = [name for name, _ in parts]
     if part not in names:
@@ -277,11 +269,7 @@ def load_public_weights(weights: PublicWeights) -> dict[str, Tensor]:
 
 
 def public_file(weights: PublicWeights) -> Path:
-    """Where a package's file is, after checking that it is the published one.
-
-    Raises:
-        DataError: the package is not installed, or its file is missing or another.
-    """
+    """Where a package's file is, after checking that it is the published one."""
     spec = importlib.util.find_spec(weights.package)
     path = Path((spec and spec.origin) or ".").parent / weights.file
     if not path.is_file():
@@ -304,9 +292,6 @@ class WordVectors:
     """WordLlama's 32,000 vectors of 256 numbers, and the tokenizer that comes with them.
 
     **Privacy.** The vectors are public, and each text's mean depends on that text alone: no privacy cost.
-
-    Raises:
-        DataError: a package is not installed, or a file of it is missing, damaged or another.
     """
 
     def __init__(self) -> None:

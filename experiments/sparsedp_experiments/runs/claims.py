@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp_experiments.runs.grid import read_toml
-from sparsedp_experiments.runs.papers import PAPERS, Cell, label
+from sparsedp_experiments.runs.papers import PAPERS
 from sparsedp_experiments.runs.partition import Partitions
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, estimate, sign_of
 from sparsedp_experiments.runs.tables import Study
+from sparsedp_experiments.runs.text import Cell, label
 
 SEEDS = 3
 """Fewer decide nothing."""

@@ -70,11 +70,7 @@ _INITIAL_WEIGHTS = (0, 0, 1)
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a model that is not in the table, or options it does not take.
-
-    Raises:
-        ModelError: with the names there are.
-    """
+    """Refuse a model that is not in the table, or options it does not take."""
     if name not in MODELS:
         raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
     known = sorted(set(inspect.signature(MODELS[name]).parameters) - {"input_shape", "classes"})
@@ -272,11 +268,7 @@ def model_of(settings: Settings, bundle: DataBundle) -> nn.Module:
 
 
 def suited_to(model: nn.Module, settings: Settings, bundle: DataBundle) -> Settings:
-    """The settings that `fit` gets, where what the model wants and nobody asked for is filled in.
-
-    Raises:
-        SparseDPError: least squares, and an optimizer that adds up no releases.
-    """
+    """The settings that `fit` gets, where what the model wants and nobody asked for is filled in."""
     moments = moments_in(model)
     if moments is None:
         return settings

@@ -14,7 +14,8 @@ from scipy import stats
 from sparsedp.methods.auto import MANY, MAX_NOISE_RATIO, MIN_NOISE_RATIO
 from sparsedp_experiments.runs.claims import SEEDS, above
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, estimate, sign_of
-from sparsedp_experiments.runs.tables import NONE, Study, markdown_table, noise_ratio, settings_text
+from sparsedp_experiments.runs.tables import Study, noise_ratio
+from sparsedp_experiments.runs.text import NONE, markdown_table, settings_text
 
 DENSE = "dp-sgd"
 LEAST_RATIO = 0.2

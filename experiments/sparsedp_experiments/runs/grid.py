@@ -36,11 +36,7 @@ class GridAxis:
 
     @classmethod
     def parse(cls, name: str, values: Any) -> GridAxis:
-        """An axis as a config file has it.
-
-        Raises:
-            SparseDPError: no list, an empty one, a label twice, or a value that is not the setting's.
-        """
+        """An axis as a config file has it."""
         if not isinstance(values, list) or not values:
             raise SparseDPError(f"grid.{name}: got {values!r}, expected a list of at least one value")
         read = _read_setting if name in KINDS else _read_bundle
@@ -196,11 +192,7 @@ class Experiment:
 
 
 def read_experiment(config: Path | str) -> Experiment:
-    """The experiment in a file of its own, or a committed one by its name.
-
-    Raises:
-        SparseDPError: no such file or name, not TOML, or not an experiment; it says where and what.
-    """
+    """The experiment in a file of its own, or a committed one by its name."""
     path = Path(config)
     if path.suffix == ".toml":
         with naming(path):
@@ -256,11 +248,7 @@ def naming(what: Path | str) -> Iterator[None]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's content.
-
-    Raises:
-        SparseDPError: it cannot be read, or is not TOML.
-    """
+    """A TOML file's content."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparsedp_experiments.runs.claims import SEEDS, Ruling, Verdict, judge, read_claims
 from sparsedp_experiments.runs.gains import auto_section, gains, r_section, where_it_pays
 from sparsedp_experiments.runs.grid import LABORATORY
-from sparsedp_experiments.runs.papers import PAPERS, Cell, label, read_paper
+from sparsedp_experiments.runs.papers import PAPERS, context_tables, read_paper
 from sparsedp_experiments.runs.partition import (
     noise_table,
     price_table,
@@ -18,20 +18,16 @@ from sparsedp_experiments.runs.partition import (
 )
 from sparsedp_experiments.runs.partition import trainings as partition_trainings
 from sparsedp_experiments.runs.results import Estimate, Row, estimate, half_width, sign_of
-from sparsedp_experiments.runs.tables import (
-    JPEG,
+from sparsedp_experiments.runs.tables import JPEG, TUNING, Study, hours_text, read_studies, section
+from sparsedp_experiments.runs.text import (
     NONE,
-    TUNING,
-    Study,
-    context_tables,
+    Cell,
     difference_text,
-    hours_text,
+    label,
     markdown_table,
     mean_text,
     metric_title,
     place_text,
-    read_studies,
-    section,
     seeds_text,
     unit_text,
     value_text,

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp_experiments.runs.grid import read_toml
+from sparsedp_experiments.runs.text import NONE, Cell, label, markdown_table, value_text
 
 PAPERS = Path(__file__).parents[1] / "papers"
 PAPER_NAMES = ("tp-topk", "rs", "adadpigu")
-Cell = Mapping[str, str]
-"""The label of every axis."""
 _UNITS = {"%": 100.0, "1": 1.0}
 
 
@@ -104,6 +103,36 @@ def base_name(dataset: str) -> str:
     return dataset.removesuffix("-scattering").removesuffix("-natural")
 
 
-def label(value: Any) -> str:
-    """A value as the cells of an experiment write it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def context_tables(paper: Paper) -> list[str]:
+    """What a paper reports of methods that are not here: a row for each, a column for each epsilon."""
+    lines: list[str] = []
+    for table in (one for one in paper.tables if one.context):
+        place = table.keys.index("epsilon")
+        columns = list(dict.fromkeys(key[place] for key in table.rows))
+        rests = list(dict.fromkeys((*key[:place], *key[place + 1 :]) for key in table.rows))
+        rows = [
+            [
+                *rest,
+                *(
+                    paper_text(table.rows.get((*rest[:place], one, *rest[place:])), "accuracy")
+                    for one in columns
+                ),
+            ]
+            for rest in rests
+        ]
+        headings = [
+            *(key for key in table.keys if key != "epsilon"),
+            *(f"epsilon {label(one)}" for one in columns),
+        ]
+        lines += [f"{table.where}, {table.what}:", "", *markdown_table(headings, rows), ""]
+    return lines
+
+
+def paper_text(number: Number | None, metric: str) -> str:
+    """A paper's number with its spread; a standard error is marked."""
+    if number is None:
+        return NONE
+    if number.spread is None:
+        return value_text(number.value, metric)
+    mark = " (SE)" if number.spread_kind == "standard error" else ""
+    return f"{value_text(number.value, metric)} ± {value_text(number.spread, metric)}{mark}"

@@ -190,13 +190,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: Watch) -> Status:
-    """Do every run that has no record yet, in order, several at a time.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C; runs at work were stopped with a checkpoint and go on next time.
-        DataError: the data of a run cannot be loaded.
-        SparseDPError: another process is at work here, or a folder cannot be written.
-    """
+    """Do every run that has no record yet, in order, several at a time."""
     require_one_process("a comparison")
     status = Status(len(runs))
 
@@ -252,11 +246,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Be the only one at work in a folder.
-
-    Raises:
-        SparseDPError: somebody else is, or the folder cannot be written.
-    """
+    """Be the only one at work in a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

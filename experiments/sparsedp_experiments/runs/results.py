@@ -36,11 +36,7 @@ _FROM_RUN = (
 
 
 def read_rows(path: Path) -> tuple[Record, ...]:
-    """The rows of a file, in its order; none if there is no file. A torn last line is left out.
-
-    Raises:
-        DataError: a line before the last one is damaged.
-    """
+    """The rows of a file, in its order; none if there is no file. A torn last line is left out."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -58,11 +54,7 @@ def read_rows(path: Path) -> tuple[Record, ...]:
 
 
 def append_row(path: Path, row: Record) -> None:
-    """Add a row, on disk when this returns. What a kill left of a last line is removed first.
-
-    Raises:
-        SparseDPError: the file cannot be written.
-    """
+    """Add a row, on disk when this returns. What a kill left of a last line is removed first."""
     line = json.dumps(row, allow_nan=False, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
     make_file(path)
     with open(path, "r+b") as file:
@@ -86,11 +78,7 @@ def measured(path: Path, key: Record, measure: Callable[[], Record]) -> Record:
 
 
 def make_file(path: Path) -> None:
-    """Make an empty file where there is none, before hours of work are done for it.
-
-    Raises:
-        SparseDPError: it cannot be made or written.
-    """
+    """Make an empty file where there is none, before hours of work are done for it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

@@ -42,11 +42,7 @@ class Kind:
     read: Callable[[Any], Any]
 
     def check(self, name: str, value: Any) -> Any:
-        """The value as the program wants it.
-
-        Raises:
-            SparseDPError: it is something else.
-        """
+        """The value as the program wants it."""
         found = self.read(value)
         if found is None:
             raise SparseDPError(f"{name}: got {value!r}, expected {self.words}")
@@ -155,11 +151,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from what a user wrote or `to_json` gave.
-
-        Raises:
-            SparseDPError: an unknown name, or a value of the wrong kind.
-        """
+        """Settings from what a user wrote or `to_json` gave."""
         found = {name: checked(name, value) for name, value in values.items()}
         if "dataset" not in found:
             raise SparseDPError("dataset: not given; name one (`data` lists them)")
@@ -193,11 +185,7 @@ class Settings:
         )
 
     def configured_method(self) -> str | Method:
-        """The method with all that belongs to it, as `fit` takes it.
-
-        Raises:
-            PrivacyError: it is an ablation.
-        """
+        """The method with all that belongs to it, as `fit` takes it."""
         if self.method in ABLATIONS:
             raise PrivacyError(
                 f"{self.method} protects nobody, so it is no private run; `sweep` an experiment with it"
@@ -227,11 +215,7 @@ class Settings:
         return sha256(canonical(self.to_json()))
 
     def resolved(self) -> Settings:
-        """The same with the data set's recipe filled in, and every name checked.
-
-        Raises:
-            SparseDPError: an unknown method, model, data set or option, or a private method without a budget.
-        """
+        """The same with the data set's recipe filled in, and every name checked."""
         ablation = self.method in ABLATIONS
         method = get_method({AUTO_METHOD: METHOD}.get(self.method, "on-rand" if ablation else self.method))
         method = method.changed(**self.method_changes())

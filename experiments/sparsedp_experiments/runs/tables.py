@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,35 +12,32 @@ from typing import Any
 from sparsedp._validate import epsilon_text, significant
 from sparsedp.methods import get_method
 from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Experiment, GridRun, family_files, read_family
-from sparsedp_experiments.runs.papers import (
-    PAPER_NAMES,
-    Cell,
-    Number,
-    Paper,
-    base_name,
-    label,
-    number_for,
-    read_paper,
-)
-from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, Results, Row, make_rows
+from sparsedp_experiments.runs.papers import PAPER_NAMES, base_name, number_for, paper_text, read_paper
+from sparsedp_experiments.runs.results import CONFIDENCE, Record, Results, Row, make_rows
 from sparsedp_experiments.runs.settings import ABLATIONS, Settings
+from sparsedp_experiments.runs.text import (
+    NONE,
+    Cell,
+    difference_text,
+    label,
+    markdown_table,
+    mean_text,
+    metric_title,
+    place_text,
+    seeds_text,
+    settings_text,
+    signed,
+)
 
 TUNING = "-tuning"
 REMOVED_METHODS = ("votes", "head-votes", "head-probe", "tp-block-coherent")
 """Methods that the library had when records of them were made."""
-NONE = "–"
 JPEG = "The CIFAR-10 here is JPEG-compressed."
 SIDE_METRICS = (
     "auc", "average_precision", "recall_at_90_specificity", "recall_at_prevalence", "recall_at_10",
     "balanced_accuracy", "sensitivity", "specificity",
 )  # fmt: skip
 """Shown beside the leading metric where there are two classes."""
-_SHARES = ("accuracy", "balanced_accuracy", "sensitivity", "specificity")
-_TITLES = {"auc": "AUC"}
-_SHORT = {
-    "clip_norm": "C", "batch_size": "batch", "active_ratio": "ratio", "warmup_fraction": "warm-up",
-    "phase1_budget": "phase-1 budget", "noise_std": "noise",
-}  # fmt: skip
 _ALSO = (
     "active_ratio", "options", "data_options", "model_options", "normalise", "clip_norm", "lr", "momentum",
     "optimizer", "scheduler", "warmup_fraction", "phase1_budget", "ema_decay", "noise_std", "unit",
@@ -274,31 +271,6 @@ def papers_own_table(study: Study) -> list[str]:
     return lines
 
 
-def context_tables(paper: Paper) -> list[str]:
-    """What a paper reports of methods that are not here: a row for each, a column for each epsilon."""
-    lines: list[str] = []
-    for table in (one for one in paper.tables if one.context):
-        place = table.keys.index("epsilon")
-        columns = list(dict.fromkeys(key[place] for key in table.rows))
-        rests = list(dict.fromkeys((*key[:place], *key[place + 1 :]) for key in table.rows))
-        rows = [
-            [
-                *rest,
-                *(
-                    paper_text(table.rows.get((*rest[:place], one, *rest[place:])), "accuracy")
-                    for one in columns
-                ),
-            ]
-            for rest in rests
-        ]
-        headings = [
-            *(key for key in table.keys if key != "epsilon"),
-            *(f"epsilon {label(one)}" for one in columns),
-        ]
-        lines += [f"{table.where}, {table.what}:", "", *markdown_table(headings, rows), ""]
-    return lines
-
-
 def shortcomings(study: Study) -> list[str]:
     """What is not run yet, records that are not used, and rows of methods that were removed since."""
     lines = []
@@ -372,93 +344,7 @@ def baseline_text(study: Study) -> str:
     return baseline if any(map(str.isalpha, baseline)) else f"{axis} {baseline}"
 
 
-def place_text(cell: Cell) -> str:
-    """A cell for people."""
-    named = ("method", "dataset", "model")
-    return ", ".join(found if axis in named else f"{axis} {found}" for axis, found in cell.items())
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table."""
-    lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
-    return lines + [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-
-
 def hours_text(study: Study) -> str:
     """The computing time of a study."""
     hours = sum(record["seconds"] for record in study.records) / 3600
     return f"{hours:.1f} core hours" if hours >= 0.1 else "minutes"
-
-
-def seeds_text(count: int) -> str:
-    """So many seeds."""
-    return f"{count} seed{'s' * (count != 1)}"
-
-
-def value_text(value: float, metric: str) -> str:
-    """A value of a metric: shares in percent with two decimals, others with four."""
-    return f"{100 * value:.2f}" if metric in _SHARES else f"{value:.4f}"
-
-
-def mean_text(found: Estimate, metric: str) -> str:
-    """Mean and standard deviation."""
-    return value_text(found.mean, metric) + (
-        "" if found.std is None else f" ± {value_text(found.std, metric)}"
-    )
-
-
-def difference_text(found: Estimate | None, metric: str) -> str:
-    """A difference with its interval."""
-    if found is None:
-        return NONE
-    shown = signed(found.mean, metric)
-    if found.low is None or found.high is None:
-        return f"{shown} (one seed)"
-    return f"{shown} ({signed(found.low, metric)} to {signed(found.high, metric)})"
-
-
-def signed(value: float, metric: str) -> str:
-    """A difference with its sign; shares in percentage points."""
-    text = value_text(abs(value), metric)
-    return text if not float(text) else f"{'+' if value > 0 else '−'}{text}"
-
-
-def paper_text(number: Number | None, metric: str) -> str:
-    """A paper's number with its spread; a standard error is marked."""
-    if number is None:
-        return NONE
-    if number.spread is None:
-        return value_text(number.value, metric)
-    mark = " (SE)" if number.spread_kind == "standard error" else ""
-    return f"{value_text(number.value, metric)} ± {value_text(number.spread, metric)}{mark}"
-
-
-def metric_title(metric: str) -> str:
-    """What people call a metric, with its unit."""
-    title = _TITLES.get(metric, metric.replace("_", " "))
-    return f"{title}, %" if metric in _SHARES else title
-
-
-def unit_text(metric: str) -> str:
-    """What differences of a metric are counted in."""
-    return "points" if metric in _SHARES else "AUC" if metric == "auc" else ""
-
-
-def settings_text(settings: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Some settings in short: `C 0.1, lr 16`."""
-    return ", ".join(_setting(name, settings[name]) for name in names if name in settings) or NONE
-
-
-def _setting(name: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        inside = ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
-        return inside if name.endswith("options") else f"{name} ({inside})"
-    return f"{_SHORT.get(name, name)} {_plain(value)}"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
-    if isinstance(value, list):
-        return " to ".join(map(_plain, value)) if len(value) == 2 else " ".join(map(_plain, value))
-    return significant(value) if isinstance(value, float) else label(value)

@@ -62,9 +62,6 @@ def projected_bound(
         batch_variance: `tau^2/B`, the variance of the mean clipped gradient over batches.
         mean_active: k averaged over steps.
         noise_std: nu_2, on each coordinate of a released mean gradient.
-
-    Raises:
-        SparseDPError: the learning rate is over `1/beta`, where the theorem says nothing.
     """
     if not 0 < learning_rate * smoothness <= 1 + 1e-9:
         raise SparseDPError(
@@ -299,9 +296,6 @@ def kappa(
         masks: how many to average over.
 
     **Edge cases.** Over all masks it is at least 1 - r, and at most 1 when P(||xi|| < 3C/4) is at least sqrt(1 - r).
-
-    Raises:
-        SparseDPError: the measure is zero (no deviation is short enough, or no gradient), so there is no ratio.
     """
     whole = progress_measure(gradient, deviations, clip_norm)
     if whole == 0:

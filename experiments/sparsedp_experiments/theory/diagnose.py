@@ -69,11 +69,7 @@ _BATCH = 128
 
 
 def diagnose_run(folder: Path, side: str, rows: int) -> dict[str, Any]:
-    """Measure a run that the laboratory trained, on at most `rows` units of one side of its data. Not private.
-
-    Raises:
-        SparseDPError: a side that is none, or a run of least squares.
-    """
+    """Measure a run that the laboratory trained, on at most `rows` units of one side of its data. Not private."""
     settings = check(Settings.from_json(settings_of_run(folder)))
     bundle = load_data(settings)
     sides = {"test": bundle.test, "train": bundle.train}

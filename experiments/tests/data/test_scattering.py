@@ -68,7 +68,7 @@ def test_features_are_computed_once_and_then_mapped_from_disk(monkeypatch, priva
     bundle = image_bundle(fingerprint="toy files")
     first = scattering_bundle(bundle)
     assert len(list((private_cache / "decoded").glob("*.npy"))) == 2
-    monkeypatch.setattr("sparsedp_experiments.data.features._fill", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("sparsedp_experiments.data.features.shown", lambda *_: pytest.fail("computed again"))
     again = scattering_bundle(bundle)
     assert torch.equal(again.train.inputs, first.train.inputs)
     assert again.fingerprint == first.fingerprint != bundle.fingerprint

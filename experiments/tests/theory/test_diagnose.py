@@ -17,7 +17,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.training.planning import changed_method
-from sparsedp_experiments.theory.communication import support_bytes, traffic
+from sparsedp_experiments.figures.support import support_bytes, traffic
 from sparsedp_experiments.theory.criteria import (
     concentration_curve,
     energy_captured,
