@@ -64,7 +64,6 @@ def plan_of(
     steps_per_epoch: int = 5,
     noise: float = 1.0,
     warmup_fraction: float = 0.3,
-    clip_norm: float = 1.0,
 ) -> Plan:
     """A plan of any method with made-up noise, for 10 expected units a batch; its training phases alone."""
     plan = PlanConfig.asked(
@@ -72,7 +71,6 @@ def plan_of(
         units=10 * steps_per_epoch,
         batch_size=10,
         epochs=epochs,
-        max_grad_norm=clip_norm,
         warmup_fraction=warmup_fraction,
     ).draft()
     plan = dataclasses.replace(plan, phases=plan.training)
@@ -179,9 +177,7 @@ class Problem:
         self.batches[self.steps // 2] = np.array([], dtype=np.int64)
         self.noise = rng.standard_normal((self.steps, NETWORK.dimension))
 
-    @property
-    def data(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.inputs, self.labels
+        self.data = (self.inputs, self.labels)
 
 
 @dataclass

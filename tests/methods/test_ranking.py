@@ -40,8 +40,8 @@ class Reader(nn.Module):
 LAYOUT = ParameterLayout.of(Reader())
 
 
-def names(*given):
-    return [slot.name for slot in find(LAYOUT, given, "scope")]
+def names(*given, of=LAYOUT):
+    return [slot.name for slot in find(of, given, "scope")]
 
 
 def test_structure_and_patterns_find_parameters_in_their_order():
@@ -51,9 +51,10 @@ def test_structure_and_patterns_find_parameters_in_their_order():
     assert names("embeddings") == ["words.weight", "bags.weight"]
     assert names("dense") == [slot.name for slot in LAYOUT.slots[2:]]
     assert names("b*.weight", "head") == ["bags.weight", "body.weight", "out.weight", "out.bias"]
-
-
-def test_a_name_that_means_nothing_is_refused():
+    assert names("bias", of=ParameterLayout.of(nn.MultiheadAttention(4, 2))) == [
+        "in_proj_bias",
+        "out_proj.bias",
+    ]
     with pytest.raises(SparseDPError, match="fits none"):
         names("wrods.*")
 
@@ -66,15 +67,15 @@ def test_scope_always_and_ranked_share_out_the_parameters():
     assert not parts.whole
 
 
-def supports(method, layout=LAYOUT, **options):
+def supports(method, **options):
     plan = plan_of(get_method(method, **options))
-    controller = SupportScheduler(plan, layout, PublicRandomness(5))
+    controller = SupportScheduler(plan, LAYOUT, PublicRandomness(5))
     found = []
-    for step in range(plan.first_step(plan.training[0].name), plan.total_steps):
+    for step in range(plan.total_steps):
         setting = controller.begin_step(step)
         controller.update(random_release(1, step, setting))
         found.append(setting.support)
-    return found, [phase.steps for phase in plan.training]
+    return found
 
 
 def mask_of(*given):
@@ -86,7 +87,7 @@ def mask_of(*given):
 
 @pytest.mark.parametrize("method", ["tp-topk", "tp-rand", "on-topk", "on-rand", "adadpigu"])
 def test_nothing_outside_the_scope_moves_and_what_is_always_active_stays(method):
-    found, _ = supports(method, scope=("words.*", "head", "bias"), always=("head",))
+    found = supports(method, scope=("words.*", "head", "bias"), always=("head",))
     scope, always = mask_of("words.*", "head", "bias"), mask_of("head")
     assert all(not (support.mask() & ~scope).any() for support in found)
     assert all((support.mask() & always).sum() == always.sum() for support in found)
@@ -94,14 +95,8 @@ def test_nothing_outside_the_scope_moves_and_what_is_always_active_stays(method)
     assert found[-1].size == 10 + int(ratio * (21 + 4 + 4))
 
 
-def test_the_head_comes_first_and_then_everything():
-    found, (first, _) = supports("head-first")
-    assert all(torch.equal(support.mask(), mask_of("head")) for support in found[:first])
-    assert all(support.is_full for support in found[first:])
-
-
 def test_a_learned_support_after_the_head_comes_from_one_period_of_everything():
-    found, (first, _) = supports("head-first", ranking="energy", always=("head",), active_ratio=0.2)
+    found, first = supports("head-first", ranking="energy", always=("head",), active_ratio=0.2), 6
     head = mask_of("head")
     assert all(torch.equal(support.mask(), head) for support in found[:first])
     dense = [support.is_full for support in found[first:]]
@@ -123,13 +118,6 @@ def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
     assert Order(order, rows).first(count).tolist() == written_out[:count]
 
 
-def test_biases_are_found_whatever_comes_before_or_after_the_word():
-    attention = ParameterLayout.of(nn.MultiheadAttention(4, 2))
-    assert [slot.name for slot in find(attention, ("bias",), "scope")] == ["in_proj_bias", "out_proj.bias"]
-    recurrent = ParameterLayout.of(nn.LSTM(3, 2))
-    assert [slot.name for slot in find(recurrent, ("bias",), "scope")] == ["bias_ih_l0", "bias_hh_l0"]
-
-
 def test_a_head_that_is_always_active_or_a_stage_must_take_part():
     told = r'out\.weight.*a scope of .*body\.weight.*add "head" to scope'
     with pytest.raises(SparseDPError, match=told):
@@ -145,12 +133,6 @@ def test_a_scope_that_holds_nothing_is_refused(word):
     with pytest.raises(SparseDPError, match=rf"scope: got \('{word}',\).*fits none.*0\.weight"):
         Parts.of(layout, (word,), ())
     assert Parts.of(layout, (word, "head"), ("norms",)).scope == layout.slots[2:]
-
-
-def test_what_the_head_is_is_logged(caplog):
-    with caplog.at_level("INFO", logger="sparsedp"):
-        supports("bias", always=("head",), ranking="energy", active_ratio=0.2)
-    assert "\"head\" means ['out.weight', 'out.bias']" in caplog.text
 
 
 COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS

@@ -17,7 +17,6 @@ from sparsedp.methods.method import Decays, GeometryRule, OffSupport
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.schedules import GradualCooling, ProgressiveUnfreezing, Refresh
 from sparsedp.methods.support_scheduler import SupportScheduler
-from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness, SystemRandomness
 
 TEN = layout_of((10,))
@@ -85,18 +84,6 @@ def test_pruning_happens_once_at_the_first_selection():
     assert [change.prune for change in changes] == [True, False, False]
     assert changes[0].left.size == 8
     assert changes[0].off_support is OffSupport.DROPPED
-
-
-def test_a_preliminary_release_comes_before_the_methods_steps():
-    plan = plan_of(get_method("tp-topk"))
-    statistics = Phase("features", 2, 1.0, 1.0, noise_multiplier=5.0, trains=False)
-    controller = SupportScheduler(dataclasses.replace(plan, phases=(statistics, *plan.phases)), TEN, PUBLIC)
-    sizes = []
-    for step in range(2, 22):
-        setting = controller.begin_step(step)
-        sizes.append(setting.support.size)
-        controller.update(random_release(0, step, setting))
-    assert sizes == [10] * 6 + [2] * 14
 
 
 def test_a_plan_that_nothing_can_be_trained_by_is_refused_at_once():

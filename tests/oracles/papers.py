@@ -53,8 +53,16 @@ def top_k(values, k):
     return sorted(ranked[:k])
 
 
+def noisy_mean(network, theta, data, batch, m, C, noise, B):
+    """(sum of clip_C(m . g) + m . noise) / B: TP-TopK lines 7-10 and 22-24, RS lines 12-18, AdaDPIGU Alg. 1."""
+    total = np.zeros(network.dimension)
+    for i in batch:
+        total += clipped(m * network.gradient(theta, data[0][i], data[1][i]), C)
+    return (total + m * noise) / B
+
+
 def energy_score(g, sigma1, C1, B):
-    """Lines 11 and 14."""
+    """TP-TopK, lines 11 and 14."""
     return (g**2).sum(axis=0) / len(g) - (sigma1 * C1 / B) ** 2
 
 
@@ -67,28 +75,19 @@ def train_tp_topk(
     network, theta, data, batches, noise, *, T1, B, C1, C2, sigma1, sigma2, lr, k, score=energy_score
 ):  # fmt: skip
     """TP-TopK, Alg. 1."""
-    X, y = data
-    theta = theta.copy()
-    released, history = [], []
+    released, history, m = [], [], np.ones(network.dimension)
     for t in range(T1):  # line 5
-        total = np.zeros(network.dimension)
-        for i in batches[t]:  # lines 7-9
-            total += clipped(network.gradient(theta, X[i], y[i]), C1)
-        g = (total + sigma1 * C1 * noise[t]) / B  # line 10
+        g = noisy_mean(network, theta, data, batches[t], m, C1, sigma1 * C1 * noise[t], B)
         theta = theta - lr * g  # line 11
         released.append(g)
-        history.append(theta.copy())
+        history.append(theta)
     a = score(np.array(released), sigma1, C1, B)
     A = top_k(a, k)  # line 15
-    m = np.zeros(network.dimension)
-    m[A] = 1.0
+    m = np.isin(np.arange(network.dimension), A).astype(float)
     for t in range(T1, len(batches)):  # line 19
-        total = np.zeros(network.dimension)
-        for i in batches[t]:  # line 22
-            total += clipped(m * network.gradient(theta, X[i], y[i]), C2)
-        g = (total + m * (sigma2 * C2 * noise[t])) / B  # line 24
+        g = noisy_mean(network, theta, data, batches[t], m, C2, sigma2 * C2 * noise[t], B)
         theta = theta - lr * g  # line 25
-        history.append(theta.copy())
+        history.append(theta)
     return {"scores": a, "support": A, "history": np.array(history)}
 
 
@@ -108,26 +107,17 @@ def train_random(
     network, w, data, batches, private_noise, orders, *, E, final_rate, B, lr, momentum, clip, sigma, refresh
 ):  # fmt: skip
     """RS, Alg. 1, and its code's `refresh` masks an epoch. `orders[n]` is the random order of the n-th mask."""
-    X, y = data
-    d, w = network.dimension, w.copy()
-    steps = len(batches) // E
-    v = np.zeros(d)
-    history, masks = [], []
-    for e in range(E):
-        for t in range(steps):
-            if t % (steps // refresh) == 0:
-                n = e * refresh + t // (steps // refresh)
-                m = np.zeros(d)
-                m[orders[n][: kept(d, cooling(final_rate, n, refresh * E))]] = 1.0
-            step = e * steps + t
-            total = np.zeros(d)
-            for i in batches[step]:
-                total += clipped(m * network.gradient(w, X[i], y[i]), clip)
-            g_tilde = (total + m * (sigma * clip * private_noise[step])) / B
-            v = momentum * v + g_tilde
-            w = w - lr * v
-            history.append(w.copy())
-            masks.append(m.copy())
+    d, steps = network.dimension, len(batches) // E
+    v, history, masks = np.zeros(d), [], []
+    for step, batch in enumerate(batches):
+        if step % steps % (steps // refresh) == 0:
+            n = step // steps * refresh + step % steps // (steps // refresh)
+            m = np.zeros(d)
+            m[orders[n][: kept(d, cooling(final_rate, n, refresh * E))]] = 1.0
+        v = momentum * v + noisy_mean(network, w, data, batch, m, clip, sigma * clip * private_noise[step], B)
+        w = w - lr * v
+        history.append(w)
+        masks.append(m)
     return {"history": np.array(history), "masks": np.array(masks)}
 
 
@@ -135,47 +125,23 @@ def train_ranked(
     network, w, data, batches, private_noise, fresh_noise, *, E, final_rate, B, C, sigma, lr, momentum, energy
 ):  # fmt: skip
     """RS, Alg. 4; with `energy`, ON-TopK: the same device with TP-TopK's score summed over the epoch."""
-    X, y = data
-    d, w = network.dimension, w.copy()
-    steps = len(batches) // E
-    v = np.zeros(d)
-    z = np.zeros(d)
-    history, masks = [], []
-    for e in range(E):
-        removed = d - kept(d, cooling(final_rate, e, E))
-        m = np.ones(d)  # line 7
-        if e > 0:
-            m[np.argsort(z if energy else np.abs(z), kind="stable")[:removed]] = 0.0  # line 9
-        z = np.zeros(d)  # line 2, after use
-        for t in range(steps):
-            step = e * steps + t
-            total = np.zeros(d)
-            for i in batches[step]:
-                total += clipped(m * network.gradient(w, X[i], y[i]), C)  # lines 12-16
-            g = (total + m * (C * sigma * private_noise[step])) / B  # line 18
-            v = momentum * v + g  # line 20
-            w = w - lr * v
-            seen = g + (1 - m) * (C * sigma * fresh_noise[step]) / B  # line 22
-            z = z + (seen**2 - (C * sigma / B) ** 2 if energy else seen)
-            history.append(w.copy())
-            masks.append(m.copy())
+    d, steps = network.dimension, len(batches) // E
+    v, z, history, masks = np.zeros(d), np.zeros(d), [], []
+    for step, batch in enumerate(batches):
+        if step % steps == 0:
+            removed = d - kept(d, cooling(final_rate, step // steps, E))
+            m = np.ones(d)  # line 7
+            if step > 0:
+                m[np.argsort(z if energy else np.abs(z), kind="stable")[:removed]] = 0.0  # line 9
+            z = np.zeros(d)  # line 2, after use
+        g = noisy_mean(network, w, data, batch, m, C, C * sigma * private_noise[step], B)
+        v = momentum * v + g  # line 20
+        w = w - lr * v
+        seen = g + (1 - m) * (C * sigma * fresh_noise[step]) / B  # line 22
+        z = z + (seen**2 - (C * sigma / B) ** 2 if energy else seen)
+        history.append(w)
+        masks.append(m)
     return {"history": np.array(history), "masks": np.array(masks)}
-
-
-def importance(network, theta, data, batches, noise, *, B, C, sigma, lr):
-    """AdaDPIGU, Alg. 1 lines 2-9: T_pre steps of DP-SGD and the mean magnitude of each coordinate."""
-    X, y = data
-    s = np.zeros(network.dimension)
-    history = []
-    for t, batch in enumerate(batches):
-        total = sum(
-            (clipped(network.gradient(theta, X[i], y[i]), C) for i in batch), np.zeros(network.dimension)
-        )
-        g = (total + C * sigma * noise[t]) / B
-        theta = theta - lr * g
-        s += np.abs(g)
-        history.append(theta.copy())
-    return theta, s / len(batches), history
 
 
 def keep_top(z, active, share):
@@ -191,12 +157,15 @@ def train_adadpigu(
     network, theta, data, batches, noise, *, T_pre, B, C, sigma_pre, sigma, lr, gamma1, gamma2, mu,
     counts, per_sample_top=None, prune=False,
 ):  # fmt: skip
-    """AdaDPIGU, Alg. 2. `counts[t]` is floor(r_t d), the number of active coordinates at main step t."""
+    """AdaDPIGU, Alg. 1 and 2. `counts[t]` is floor(r_t d), the number of active coordinates at main step t."""
     X, y = data
     d = network.dimension
-    theta, s, history = importance(
-        network, theta.copy(), data, batches[:T_pre], noise[:T_pre], B=B, C=C, sigma=sigma_pre, lr=lr
-    )
+    s, history = np.zeros(d), []
+    for t in range(T_pre):  # Alg. 1 lines 2-9
+        g = noisy_mean(network, theta, data, batches[t], np.ones(d), C, C * sigma_pre * noise[t], B)
+        theta = theta - lr * g
+        s += np.abs(g) / T_pre
+        history.append(theta)
     ranked = sorted(range(d), key=lambda j: (-s[j], j))  # Alg. 1 line 10
     alpha, beta = np.zeros(d), np.ones(d)
     masks, alphas, betas = [], [], []
