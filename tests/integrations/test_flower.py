@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,20 +18,18 @@ flwr = pytest.importorskip("flwr", reason="flwr is not installed; `make integrat
 sys.path.append(str(Path(__file__).parents[1] / "federated"))
 
 from federated_tools import CLIENTS, LOSS, Loopback, a_plan, make_model, rows_of, sgd  # noqa: E402
-from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 import sparsedp  # noqa: E402
-from sparsedp.federated import Client, FederatedTrainer, LocalSGD  # noqa: E402
-from sparsedp.integrations.flower import (  # noqa: E402
-    SparseDPStrategy,
-    client_app,
-    read_answer,
-)
+from sparsedp.federated import Client, FederatedTrainer, LocalSGD, Payload  # noqa: E402
+from sparsedp.integrations.flower import SparseDPStrategy, client_app, read_answer, to_records  # noqa: E402
+from sparsedp.runs.run import Run  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -134,27 +134,12 @@ def test_bad_clients_are_named(caplog):
 
 
 def test_nothing_that_a_client_sends_stops_the_server():
-    from flwr.app import ConfigRecord, RecordDict
-
-    from sparsedp.federated import Payload
-    from sparsedp.integrations.flower import to_records
-
     assert "cannot be read" in read_answer(RecordDict())
     assert "cannot be read" in read_answer(RecordDict({"sparsedp.values": ConfigRecord({"reason": "x"})}))
     long = read_answer(to_records(Payload({}, {"reason": "no\nclient 3, round 1: fine " * 100})))
     assert isinstance(long, str)
     assert "\n" not in long
     assert len(long) <= 300
-
-
-def test_a_node_that_answers_twice_counts_once():
-    class Twice(LocalGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            return [reply for reply in super().send_and_receive(messages) for _ in range(2)]
-
-    plan = a_plan("dp-sgd", epochs=1)
-    found, _ = trained(plan, Twice(client_app(make_client), CLIENTS), seed=5)
-    assert all(map(torch.equal, without_flower(plan).model.parameters(), found.model.parameters()))
 
 
 def test_flowers_own_privacy_settings_are_refused():
@@ -176,3 +161,28 @@ def test_too_few_clients_are_waited_for_and_then_refused():
     with pytest.raises(sparsedp.SparseDPError, match="got 3 clients"):
         SparseDPStrategy(trainer, connect_timeout=0.1).start(LocalGrid(client_app(make_client), 3))
     trainer.close()
+
+
+@pytest.mark.timeout(600)
+def test_the_example_runs_in_flowers_simulation_engine(tmp_path):
+    """Minutes, as every client of every round is a process that imports torch."""
+    pytest.importorskip("ray", reason="flwr[simulation] is not installed")
+    out = tmp_path / "run"
+    asked = {"clients": 3, "clients-a-round": 2, "rounds": 4, "out": str(out)}
+    code = (
+        "import flower_digits as app; from flwr.simulation import run_simulation; "
+        f"app.DEFAULTS.update({asked!r}); run_simulation(app.server, app.client, num_supernodes=3)"
+    )
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "examples" / "flower_digits"), *sys.path])
+    ours = {
+        "PYTHONPATH": path,
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env={**os.environ, **ours}, check=True, capture_output=True, timeout=500)
+    verified = sparsedp.verify(out, independent=False)
+    assert verified.passed, verified.reasons
+    record = Run.open(out).record
+    assert (record["status"], record["unit"], record["units"]) == ("finished", "client", 3)
