@@ -41,21 +41,21 @@ class _Opaque:
             raise AttributeError(name)
         self._refuse(f".{name}")
 
-    def _value(self, *_: Any) -> NoReturn:
-        self._refuse("a value")
-
-    __bool__ = __int__ = __float__ = __len__ = __iter__ = __index__ = __array__ = __format__ = __getitem__ = (
-        _value
-    )
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = (
-        _value
-    )
-    __neg__ = __matmul__ = __lt__ = __le__ = __gt__ = __ge__ = _value
-
-    def __eq__(self, other: object) -> bool:
-        self._refuse("a comparison")
+    def __repr__(self) -> str:
+        return f"<{self._WHAT}: not computed>"
 
     __hash__ = object.__hash__
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    return lambda self, *_: self._refuse(f"{name}()")
+
+
+_VALUES = ("bool", "int", "float", "len", "iter", "index", "array", "format", "getitem")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_OPERATIONS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg", "matmul")
+for _name in (*_VALUES, *_COMPARISONS, *_OPERATIONS):
+    setattr(_Opaque, f"__{_name}__", _refusing(_name))
 
 
 @final
@@ -70,9 +70,6 @@ class PrivateOutput(_Opaque):
 
     def __init__(self, batch: LogicalBatch) -> None:
         self._batch = batch
-
-    def __repr__(self) -> str:
-        return "<the model's output on a private batch: not computed>"
 
 
 @final
@@ -102,9 +99,6 @@ class PrivateLoss(_Opaque):
                 "sum of clipped gradients"
             )
         self._ask()
-
-    def __repr__(self) -> str:
-        return "<the loss of a private batch: not computed>"
 
 
 class RefusedGradient(Tensor):

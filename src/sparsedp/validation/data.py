@@ -1,8 +1,4 @@
-"""Data sets and collates that mix units are refused, before anything is charged.
-
-- `validate_items` reads a few items and notes which rows of what the data set holds were read for each.
-- `validate_collate` makes the first items into rows together and one by one, and refuses rows that differ.
-"""
+"""Data sets and collates that mix units are refused, before anything is charged."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.batch import Batch, slice_batch, tensors_of
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import BatchFetch, Collate, RowLoader, ShapeValidator, fetch_rows
+from sparsedp.loading import BatchFetch, Collate, RowLoader, ShapeValidator
 from sparsedp.randomness import SEED_BYTES, GeneratorMonitor, StepKey, fork_generators
 from sparsedp.validation.reads import Reads, Source
 
@@ -48,9 +44,6 @@ def validate_items(dataset: Dataset[Any], unit_ids: Any = None) -> None:
     Edge cases: what has another length than the data set is no table of its rows (vocabularies, class names, offsets
     of length N + 1) and is not watched; nor are transforms, files, globals, C code that takes an array's memory, and
     items that mix rarely. `docs/privacy.md` says so.
-
-    Raises:
-        PrivacyError: which attribute was read at rows of others.
     """
     if type(dataset) is TensorDataset:
         return
@@ -111,20 +104,24 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Sha
 
     The shapes found here are those that every batch must have.
 
-    Formal guarantees: Clipping bounds what a row adds to the sum only if the row does not change the others. A few
-    rows cannot show all that a function might do; shapes are compared in every batch.
-    Edge cases: A random `collate` is refused, for nothing tells random augmentation of single rows from a random
-    mixture of them (mixup). A random data set is welcome: its rows are made one by one, each under its own numbers.
-
-    Raises:
-        PrivacyError: a row depends on those beside it, or on which were made before it.
+    Edge cases: A few rows cannot show all that a function might do; shapes are compared in every batch. A random
+    `collate` is refused, for nothing tells random augmentation of single rows from a random mixture of them (mixup).
+    A random data set is welcome: its rows are made one by one, each under its own numbers.
     """
     if collate is None and type(dataset) is TensorDataset:
         return
     everything = list(range(min(PROBE_ROWS, len(cast("Any", dataset)))))
-    make = _maker(dataset, collate, everything)
-    if make is None:
+    gathers = collate is None and isinstance(dataset, BatchFetch)
+    items = _repeatable(partial(_item, dataset) if gathers else cast("Any", dataset).__getitem__, everything)
+    if collate is None and not gathers:
         return
+    fetch = RowLoader(dataset, None)
+
+    def make(indices: list[int], secret: StepKey) -> Batch:
+        with fork_generators(secret.seed(), _CPU):
+            chosen = [deepcopy(items[i]) for i in indices]
+            return fetch(np.array(indices), secret) if collate is None else collate(chosen)
+
     together, again = (make(everything, secret) for secret in (_TRIAL, _TRIAL if collate is None else _OTHER))
     alone = [make([index], _TRIAL) for index in everything]
     shapes.check(together, len(everything))
@@ -142,45 +139,20 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Sha
         )
 
 
-def _maker(
-    dataset: Dataset[Any], collate: Collate | None, indices: list[int]
-) -> Callable[[list[int], StepKey], Batch] | None:
-    """Makes rows at indices by the user's own function; None if only stacking is done."""
-    gathers = collate is None and isinstance(dataset, BatchFetch)
-
-    items = _repeatable(
-        lambda index: fetch_rows(dataset, np.array([index]), None) if gathers else dataset[index], indices
-    )
-    if collate is not None:
-        return lambda chosen, secret: _seeded(secret, lambda: collate([deepcopy(items[i]) for i in chosen]))
-    if gathers:
-        fetch = RowLoader(dataset, None)
-        return lambda chosen, secret: _seeded(secret, lambda: fetch(np.array(chosen), secret))
-    return None
-
-
 def _repeatable(get: Callable[[int], Any], indices: list[int]) -> dict[int, Any]:
-    """Items made twice, in another order, under the same random numbers.
-
-    Raises:
-        PrivacyError: they differ: the data set draws from a generator of its own, or remembers what it was asked.
-    """
-    first = {i: deepcopy(_seeded(_TRIAL, partial(get, i), i)) for i in indices}
-    for _ in range(2):
-        for i in reversed(indices):
-            if not _alike(first[i], _seeded(_TRIAL, partial(get, i), i)):
-                raise PrivacyError(
-                    "the data set makes something else of a row under the same random numbers of torch, NumPy and "
-                    "Python: it draws from a generator of its own, or remembers what it was asked before, so a row "
-                    "depends on the others in its batch. Draw from the global generators (torch.rand, np.random, "
-                    "random), which are seeded for every row"
-                )
+    """Items made again, in another order, under the same random numbers, or a `PrivacyError`."""
+    first: dict[int, Any] = {}
+    for i in [*indices, *reversed(indices), *reversed(indices)]:
+        with fork_generators(_TRIAL.seed(i), _CPU):
+            made = get(i)
+        if not _alike(first.setdefault(i, deepcopy(made)), made):
+            raise PrivacyError(
+                "the data set makes something else of a row under the same random numbers of torch, NumPy and "
+                "Python: it draws from a generator of its own, or remembers what it was asked before, so a row "
+                "depends on the others in its batch. Draw from the global generators (torch.rand, np.random, "
+                "random), which are seeded for every row"
+            )
     return first
-
-
-def _seeded(secret: StepKey, make: Callable[[], Any], row: int | None = None) -> Any:
-    with fork_generators(secret.seed(row), torch.device("cpu")):
-        return make()
 
 
 def _alike(one: Batch, other: Batch) -> bool:
@@ -192,22 +164,15 @@ def _alike(one: Batch, other: Batch) -> bool:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
+    if a.shape != b.shape or not a.is_floating_point():
         return torch.equal(a, b)
     x, y = a.double(), b.double()
-    finite = x[x.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    scale = float(x.nan_to_num(0.0, 0.0, 0.0).abs().max()) if x.numel() else 0.0
     return torch.allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 
 def refuse_nothing_finite(rows: Batch) -> None:
-    """Refuse rows of which no number is finite: they add nothing, so a run would train on noise alone.
-
-    Raises:
-        DataError: so it is.
-    """
+    """Refuse rows of which no number is finite: they add nothing, so a run would train on noise alone."""
     floats = [leaf for leaf in tensors_of(rows) if leaf.is_floating_point()]
     if floats and not any(bool(leaf.isfinite().any()) for leaf in floats):
         raise DataError(
