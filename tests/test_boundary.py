@@ -13,35 +13,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
 
 USED_BY = {
     "gradients": (
-        {
-            "autograd",
-            "vmap",
-            "vjp",
-            "jvp",
-            "jacrev",
-            "hessian",
-            "backward",
-            "clipped_sum",
-            "retain_grad",
-            "register_hook",
-        },
-        {
-            "grad_sample",
-            "validation",
-            "privacy",
-            "auditing",
-            "federated",
-            "cli",
-            "integrations",
-            "_private_loop",
-        },
+        {"autograd", "vmap", "vjp", "jvp", "jacrev", "hessian", "backward", "clipped_sum", "retain_grad",
+         "register_hook"},
+        {"grad_sample", "validation", "privacy", "auditing", "federated", "cli", "integrations", "_private_loop"},
     ),
     "seal": ({"_SEAL"}, {"privacy", "testing"}),
     "noise": (
         {"rounded_gaussian", "add_rounded_gaussian", "RAND_bytes", "urandom", "getrandbits", "SystemRandom"},
         {"randomness", "rounded_gaussian", "privacy"},
     ),
-}
+}  # fmt: skip
 """Names, and the modules and packages that may use them."""
 
 PUBLIC_ONLY = ["methods", "report", "optimizers", "callbacks", "results", "evaluation", "diagnostics", "runs"]
@@ -51,14 +32,9 @@ PUBLIC_ONLY = ["methods", "report", "optimizers", "callbacks", "results", "evalu
 @cache
 def sources() -> list[tuple[str, str, ast.Module]]:
     """Path, top-level module or package, and tree of every file."""
-    files = sorted(SOURCE.rglob("*.py"))
+    found = ((path, path.relative_to(SOURCE)) for path in sorted(SOURCE.rglob("*.py")))
     return [
-        (
-            path.relative_to(SOURCE).as_posix(),
-            path.relative_to(SOURCE).parts[0].removesuffix(".py"),
-            ast.parse(path.read_text()),
-        )
-        for path in files
+        (at.as_posix(), at.parts[0].removesuffix(".py"), ast.parse(path.read_text())) for path, at in found
     ]
 
 

@@ -57,7 +57,7 @@ def parse_json(content: bytes | str, name: str) -> Json:
     """The value of a JSON text, in which every key stands once and every number is finite."""
     try:
         return json.loads(
-            content, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite_float
+            content, object_pairs_hook=_object, parse_constant=_finite_float, parse_float=_finite_float
         )
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name} is damaged: not JSON ({error})") from error
@@ -70,14 +70,10 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return found
 
 
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number in JSON")
-
-
 def _finite_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is too large for a number")
+        raise ValueError(f"{text} is not a finite number")
     return value
 
 

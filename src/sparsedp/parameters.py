@@ -52,12 +52,7 @@ class ParameterLayout:
 
     @classmethod
     def of(cls, model: nn.Module) -> ParameterLayout:
-        """The layout of a model's trainable parameters.
-
-        Raises:
-            ModelError: the model has no trainable parameter, a non-floating or an uninitialised one, or its
-                trainable parameters are on several devices.
-        """
+        """The layout of a model's trainable parameters, which must be on one device."""
         slots: list[ParameterSlice] = []
         devices: dict[torch.device, str] = {}
         offset = 0
@@ -100,17 +95,10 @@ class ParameterLayout:
 
     def slot(self, name: str) -> ParameterSlice:
         """The slot of a parameter by name."""
-        for slot in self.slots:
-            if slot.name == name:
-                return slot
-        raise KeyError(f"no trainable parameter {name!r}; there are {[slot.name for slot in self.slots]}")
+        return next(slot for slot in self.slots if slot.name == name)
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """The model's parameters in layout order.
-
-        Raises:
-            ModelError: the model's trainable parameters are no longer those of this layout.
-        """
+        """The model's parameters in layout order; a `ModelError` if these are no longer those of the layout."""
         found = {name: p for name, p in model.named_parameters() if p.requires_grad}
         expected = {slot.name: slot.shape for slot in self.slots}
         actual = {name: tuple(p.shape) for name, p in found.items()}

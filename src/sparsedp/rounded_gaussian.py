@@ -57,11 +57,7 @@ _CELL, _SURE = (slice(0, None, 2), slice(2, None, 4)) if _LITTLE else (slice(1, 
 
 
 def rounded_gaussian(bits: int, size: int, words: Words) -> Integers:
-    """`size` independent integers, each an ideal Gaussian number of standard deviation 2^bits, rounded.
-
-    Raises:
-        PrivacyError: 2^bits is finer than the digits drawn.
-    """
+    """`size` independent integers, each an ideal Gaussian number of standard deviation 2^bits, rounded."""
     noise = np.zeros(size, dtype=np.int64)
     add_rounded_gaussian(bits, noise, words)
     return noise
@@ -70,11 +66,7 @@ def rounded_gaussian(bits: int, size: int, words: Words) -> Integers:
 def add_rounded_gaussian(bits: int, sums: Integers, words: Words) -> None:
     """Add such an integer to each of `sums`, in place.
 
-    Edge cases:
-        How many words are taken depends on the words alone, so equal words give equal integers.
-
-    Raises:
-        PrivacyError: 2^bits is finer than the digits drawn.
+    Edge cases: How many words are taken depends on the words alone, so equal words give equal integers.
     """
     if not 0 <= bits <= MOST_BITS:
         raise PrivacyError(f"noise of 2^{bits} grid steps: expected 2^0 to 2^{MOST_BITS}")
