@@ -135,13 +135,13 @@ def _attack(
     scores, targets = whole.run(steps, progress=progress), whole.targets
     sums = list(sums_of(subject, targets.values()))
     moved = leave_one_out(subject, sums, units=UNITS_LEFT_OUT, progress=progress)
-    share = significance / 2 / len(targets)
-    found = [audit_release(one, share, moved.get(name), progress=progress) for name, one in targets.items()]
-    share = significance / 8 / len(plan.phases)
-    for test in whole.draws.values():
-        test.draw_enough(share / 16)
-    rates = {name: test.rate(share / 2) for name, test in whole.draws.items()}
-    odd_draws = [problem for test in whole.draws.values() for problem in test.problems(share / 2)]
+    each = significance / 2 / len(targets)
+    found = [audit_release(one, each, moved.get(name), progress=progress) for name, one in targets.items()]
+    each = significance / 16 / len(plan.phases)  # half for the rates, half for the coins
+    for draws in whole.draws.values():
+        draws.draw_enough(each / 8)
+    rates = {name: draws.rate(each) for name, draws in whole.draws.items()}
+    odd_draws = [problem for draws in whole.draws.values() for problem in draws.problems(each)]
     recomposed, one_step = recompose(plan, found, rates)
     estimates = {
         "gdp": epsilon_from_gdp(scores, delta, significance / 8),
