@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -164,18 +164,11 @@ def _losses(subject: AuditTarget, model: nn.Module, data: Dataset[Any], rows: In
     """One loss per row, without dropout; modes are put back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    found = []
+    some, found = torch.utils.data.Subset(data, rows.tolist()), []
     with torch.no_grad():
-        for part in _in_parts(data, rows, subject):
-            found.append(
-                validate_losses(subject.loss(model, part), example_count(part)).double().cpu().numpy()
-            )
+        for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate_fn):
+            losses = subject.loss(model, to_device(part, device_of(subject.model)))
+            found.append(validate_losses(losses, example_count(part)).double().cpu().numpy())
     for module, training in modes.items():
         module.training = training
     return np.concatenate(found)
-
-
-def _in_parts(data: Dataset[Any], rows: Indices, subject: AuditTarget) -> Iterator[Any]:
-    some = torch.utils.data.Subset(data, rows.tolist())
-    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate_fn):
-        yield to_device(part, device_of(subject.model))

@@ -26,7 +26,7 @@ from sparsedp_experiments.figures.support import (
     train_until,
     unit_gradients,
 )
-from sparsedp_experiments.theory.bounds import Descent, kappa
+from sparsedp_experiments.theory.bounds import Descent, kappa, projected_bound
 from sparsedp_experiments.theory.criteria import one_step, random_signal_loss
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
@@ -42,7 +42,6 @@ from sparsedp_experiments.theory.trajectory import (
     Snapshot,
     Snapshots,
     Waypoint,
-    bound_along,
     energy_capture,
     install,
 )
@@ -156,19 +155,21 @@ def _best_rate(
 def _theorem(
     points: Sequence[Waypoint], smooth: float, rate: float, phase: Phase, plan: Plan, nu: float
 ) -> dict[str, Any]:
-    """The four terms, or why the theorem is silent."""
+    """The four terms, or why the theorem is silent; measured means stand for its expectations."""
     seen = {
         "projected_energy": sum(p.captured for p in points) / len(points),
         "full_energy": sum(p.energy for p in points) / len(points),
         "rate_times_smoothness": rate * smooth,
     }
     try:
-        bound = bound_along(
-            points,
+        bound = projected_bound(
+            loss_gap=points[0].loss,
             smoothness=smooth,
             learning_rate=rate,
             steps=phase.steps,
-            batch_size=plan.expected_batch_size(phase),
+            squared_biases=[point.bias**2 for point in points],
+            batch_variance=max(point.unit_variance for point in points) / plan.expected_batch_size(phase),
+            mean_active=sum(point.active for point in points) / len(points),
             noise_std=nu,
         )
     except SparseDPError as error:

@@ -40,7 +40,6 @@ def classifier_head(features: int, classes: int) -> nn.Module:
 
 def flat_size(features: nn.Module, input_shape: InputShape) -> int:
     """How many numbers one record has after `features`; refuses inputs too small for it."""
-    check_shape(input_shape)
     try:
         with torch.no_grad():
             out: Tensor = features(torch.zeros(1, *input_shape))
@@ -49,14 +48,9 @@ def flat_size(features: nn.Module, input_shape: InputShape) -> int:
     return out.numel()
 
 
-def check_shape(input_shape: InputShape, axes: int | None = None) -> None:
-    """Refuse shapes that are not positive whole numbers, or not of `axes` axes."""
-    whole = all(isinstance(size, int) and size > 0 for size in input_shape)
-    if not input_shape or not whole:
-        raise ModelError(
-            f"input_shape: got {input_shape}, expected positive whole numbers such as (1, 28, 28)"
-        )
-    if axes is not None and len(input_shape) != axes:
+def check_shape(input_shape: InputShape, axes: int) -> None:
+    """Refuse shapes that are not of `axes` axes."""
+    if len(input_shape) != axes:
         expected = "(channels, height, width)" if axes == 3 else "(length,)"
         raise ModelError(f"input_shape: got {input_shape}, expected {axes} axes {expected}")
 

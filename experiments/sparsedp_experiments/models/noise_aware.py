@@ -18,12 +18,7 @@ class AdamBC(ElementwiseOptimizer):
 
     A release's square is the gradient's plus the noise's, whose variance the release carries: its own running average
     is taken away, `m / sqrt(max(v - noise, floor))`, both with Adam's correction for the first steps.
-
-    Args:
-        params: the model's.
-        lr: learning rate.
-        betas: of the two moments.
-        floor: least second moment; the smaller, the larger a step may become where there is nothing but noise.
+    `floor` is the least second moment; the smaller, the larger a step may become where there is nothing but noise.
     """
 
     def __init__(
@@ -33,11 +28,6 @@ class AdamBC(ElementwiseOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float = 1e-8,
     ) -> None:
-        if not (lr > 0 and 0 <= betas[0] < 1 and 0 <= betas[1] < 1 and floor > 0):
-            raise SparseDPError(
-                f"AdamBC: got lr={lr}, betas={betas}, floor={floor}, expected a positive rate and floor, and "
-                "betas in [0, 1)"
-            )
         super().__init__(params, {"lr": lr, "betas": betas, "floor": floor})
         self._variance: dict[Tensor, Tensor] = {}
 
@@ -71,16 +61,9 @@ class LowPassSGD(ElementwiseOptimizer):
 
     `m = a m + (1 - a) (g + g_before) / 2`, divided by the sum of its weights so far: noise that changes from step to
     step is held back, gradients that last pass.
-
-    Args:
-        params: the model's.
-        lr: learning rate.
-        a: how much of the past stays.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float = 0.1, a: float = 0.9) -> None:
-        if not (lr > 0 and 0 <= a < 1):
-            raise SparseDPError(f"LowPassSGD: got lr={lr}, a={a}, expected a positive rate and a in [0, 1)")
         super().__init__(params, {"lr": lr, "a": a})
 
     @torch.no_grad()

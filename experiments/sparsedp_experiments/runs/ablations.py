@@ -89,11 +89,8 @@ def train_ablation(given: Settings) -> dict[str, Any]:
 def _rate(settings: Settings, units: int) -> float:
     if settings.batch_size is None or settings.epochs is None or settings.lr is None:
         raise SparseDPError(f"{settings.method}: give batch_size, epochs and lr")
-    if settings.scheduler != "constant" or settings.ema_decay or settings.options:
-        raise SparseDPError(f"{settings.method}: takes no scheduler, ema_decay or options; leave them out")
-    if (settings.clip_norm is None) != (settings.method == NOISY) or (settings.noise_std is None) == (
-        settings.method == NOISY
-    ):
+    told = (settings.clip_norm is not None, settings.noise_std is not None)
+    if told != (settings.method != NOISY, settings.method == NOISY):
         raise SparseDPError(
             f"{settings.method}: noisy-sgd takes noise_std, clipped-sgd takes clip_norm, none both"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -219,26 +220,20 @@ def sweep(
 
 def other_experiment(name: str) -> Callable[[], None] | None:
     """What makes the records of an experiment that is no grid, by name; None for all others."""
-    if name == "rs-table3":
-        from sparsedp_experiments.runs.partition import train_missing
-
-        return train_missing
-    if name == "adadpigu-table3":
-        from sparsedp_experiments.runs.partition import noise_table
-
-        return lambda: print("\n".join(noise_table()))
-    if name == "audit":
-        from sparsedp_experiments.attacks.audits import audit_missing
-
-        return audit_missing
-    if name == "table-rates":
-        from sparsedp_experiments.tabular_rates import simulate_missing
-
-        return simulate_missing
+    from sparsedp_experiments.attacks.audits import audit_missing
     from sparsedp_experiments.figures.study import load_studies, measure_missing
+    from sparsedp_experiments.runs.partition import noise_table, train_missing
+    from sparsedp_experiments.tabular_rates import simulate_missing
 
-    study = next((study for study in load_studies() if study.name == name), None)
-    return None if study is None else lambda: measure_missing([study])
+    known: dict[str, Callable[[], None]] = {
+        "rs-table3": train_missing,
+        "adadpigu-table3": lambda: print("\n".join(noise_table())),
+        "audit": audit_missing,
+        "table-rates": simulate_missing,
+    }
+    return known.get(name) or next(
+        (partial(measure_missing, [study]) for study in load_studies() if study.name == name), None
+    )
 
 
 @app.command()

@@ -3,7 +3,10 @@
 TP-TopK (Theorem 6.3, Lemma 6.4, Corollary 6.6), AdaDPIGU (Theorems 13, 16, 17), RS (Theorems 3.2 to 3.5, best rate).
 In RS's words G is the smoothness, gamma the learning rate, r the share of frozen coordinates, and its bounds are on
 `mean_t P(||xi|| < 3C/4) h(grad) ||grad||` with `h(grad) = min(||grad||, C/4)` and xi an example's deviation from the
-mean gradient; Theorem 3.2 is on `mean_t ||grad||^2`. `loss_gap` is the starting loss less the least possible one.
+mean gradient; Theorem 3.2 is on `mean_t ||grad||^2`. `loss_gap` is the starting loss less the least possible one;
+`deviation_bound` bounds the norm of a sample's deviation; `noise_std` is that of each coordinate of the summed gradient
+(in Theorem 6.3: of the mean, nu_2); `retained` is the least energy-retention ratio, `active` k, `dimension` d,
+`batch_size` B, `steps` T, and `rate` the share of frozen coordinates.
 """
 
 from __future__ import annotations
@@ -51,17 +54,10 @@ def projected_bound(
     mean_active: float,
     noise_std: float,
 ) -> ProjectedBound:
-    """The terms of Theorem 6.3.
+    """The terms of Theorem 6.3, for plain SGD.
 
-    Args:
-        loss_gap: `L_0 - L*`, the loss at the start of the phase less the least possible.
-        smoothness: beta.
-        learning_rate: eta, constant; plain SGD, no momentum.
-        steps: T_2.
-        squared_biases: `||b_t||^2` at some or all steps; their mean is used.
-        batch_variance: `tau^2/B`, the variance of the mean clipped gradient over batches.
-        mean_active: k averaged over steps.
-        noise_std: nu_2, on each coordinate of a released mean gradient.
+    `squared_biases` are `||b_t||^2` at some or all steps, `batch_variance` is `tau^2/B`, that of the mean clipped
+    gradient over batches, and `mean_active` is k averaged over steps. A rate over `1/beta` is refused.
     """
     if not 0 < learning_rate * smoothness <= 1 + 1e-9:
         raise SparseDPError(
@@ -112,16 +108,6 @@ def retention_bound(
     batch_size: float,
 ) -> float:
     """The bound of AdaDPIGU, Theorem 16 on `mean_t ||grad L||^2` of noisy SGD on k coordinates, rate `1/(G sqrt(T))`.
-
-    Args:
-        loss_gap: starting loss less the least loss.
-        smoothness: G.
-        steps: T.
-        retained: the least energy-retention ratio over the steps.
-        deviation_bound: bound on the norm of a sample's deviation from the mean gradient.
-        noise_std: of the noise on each coordinate of the summed gradient.
-        active: k.
-        batch_size: B.
 
     **Deviations.** The paper multiplies the noise by alpha (its Corollary 15) and cancels it, which leaves
     `d noise^2`; a fixed mask keeps k/d of isotropic noise, whatever alpha is. So the spread here has k for d and is
@@ -228,18 +214,7 @@ def noisy_bound(
     steps: int,
     rate: float,
 ) -> float:
-    """The bound of RS, Theorem 3.2 on `mean_t ||grad||^2` of noisy SGD, unclipped, with rate `1/(G sqrt(T))`.
-
-    Args:
-        loss_gap: starting loss less the least loss.
-        smoothness: G.
-        deviation_bound: bound on the norm of a sample's deviation from the mean gradient.
-        noise_std: of the noise on each coordinate of the summed gradient.
-        dimension: d.
-        batch_size: B.
-        steps: T.
-        rate: r, the share of frozen coordinates.
-    """
+    """The bound of RS, Theorem 3.2 on `mean_t ||grad||^2` of noisy SGD, unclipped, with rate `1/(G sqrt(T))`."""
     spread = deviation_bound**2 / batch_size + dimension * noise_std**2 / batch_size**2
     return (2 * smoothness * loss_gap / (1 - rate) + spread) / math.sqrt(steps)
 
@@ -286,14 +261,6 @@ def kappa(
     masks: int = 64,
 ) -> float:
     """kappa_t of RS, Lemma 3.3, averaged over random masks: how much of the progress measure sparsification leaves.
-
-    Args:
-        gradient: the mean gradient.
-        deviations: one sample's deviation from it per row.
-        clip_norm: C.
-        rate: r.
-        public: where random masks come from.
-        masks: how many to average over.
 
     **Edge cases.** Over all masks it is at least 1 - r, and at most 1 when P(||xi|| < 3C/4) is at least sqrt(1 - r).
     """

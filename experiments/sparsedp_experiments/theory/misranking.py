@@ -13,8 +13,6 @@ from typing import final
 import numpy as np
 from scipy import optimize, special, stats
 
-from sparsedp.errors import SparseDPError
-
 BERNSTEIN_CONSTANT = 3 / 32
 """The constant c of Remark B.1. The normal limit allows no more than 1/8; see `misranking_bernstein`."""
 
@@ -31,16 +29,6 @@ class Pair:
     smaller: float  # |G_q|
     noise_std: float  # nu, the noise on each coordinate of a released mean gradient
     steps: int  # T, the number of warm-up steps
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.smaller < self.larger < math.inf):
-            raise SparseDPError(
-                f"Pair: got |G_p|={self.larger} and |G_q|={self.smaller}, expected 0 <= |G_q| < |G_p|"
-            )
-        if not (0 < self.noise_std < math.inf) or self.steps < 1:
-            raise SparseDPError(
-                f"Pair: got noise_std={self.noise_std} and {self.steps} steps, expected both > 0"
-            )
 
     @property
     def gap(self) -> float:

@@ -22,7 +22,6 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.record import EpochMetrics, wrap_read_errors
 from sparsedp.runs.run import Run
-from sparsedp_experiments.theory.bounds import ProjectedBound, projected_bound
 from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
 from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient, mean_loss
 
@@ -191,30 +190,3 @@ def install(model: nn.Module, weights: Tensor) -> None:
 def energy_capture(points: Sequence[Waypoint]) -> float:
     """`alpha_T` (TP-TopK, Def. 6.5), over the snapshots."""
     return trajectory_capture([p.captured for p in points], [p.energy for p in points])
-
-
-def bound_along(
-    points: Sequence[Waypoint],
-    *,
-    smoothness: float,
-    learning_rate: float,
-    steps: int,
-    batch_size: float,
-    noise_std: float,
-    least_loss: float = 0.0,
-) -> ProjectedBound:
-    """The four terms of TP-TopK, Theorem 6.3 as measured at snapshots of the phase, for `steps` steps of plain SGD.
-
-    Measured means stand for the theorem's expectations and the largest variance seen for its tau^2; the smoothness is
-    that seen at some points, not a proven constant. So the sum is an estimate of the bound.
-    """
-    return projected_bound(
-        loss_gap=points[0].loss - least_loss,
-        smoothness=smoothness,
-        learning_rate=learning_rate,
-        steps=steps,
-        squared_biases=[point.bias**2 for point in points],
-        batch_variance=max(point.unit_variance for point in points) / batch_size,
-        mean_active=sum(point.active for point in points) / len(points),
-        noise_std=noise_std,
-    )

@@ -30,7 +30,6 @@ from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
     Snapshot,
     SnapshotFiles,
-    bound_along,
     energy_capture,
     measure,
     read_snapshots,
@@ -154,10 +153,6 @@ def test_waypoints_hold_the_energies_of_the_weights_they_were_taken_at():
     alpha = energy_capture(points)
     assert alpha == pytest.approx((points[0].captured + points[1].energy) / (2 * points[0].energy))
     assert torch.equal(before, ParameterLayout.of(model).flatten(model))
-    bound = bound_along(points, smoothness=1.0, learning_rate=0.5, steps=10, batch_size=20, noise_std=0.1)
-    assert bound.progress == pytest.approx(2 * points[0].loss / 5)
-    assert bound.dp_noise == pytest.approx(0.5 * (15 + 43) / 2 * 0.01)
-    assert bound.mini_batch == pytest.approx(0.5 * max(p.unit_variance for p in points) / 20)
 
 
 ENERGIES = torch.tensor([4.0, 0.0, 1.0, 3.0, 2.0])
