@@ -53,19 +53,12 @@ class MembershipAttackConfig:
 @final
 @dataclass(frozen=True, slots=True)
 class MembershipFinding:
-    """What losses told.
+    """What losses told."""
 
-    Attributes:
-        scores: how far the loss of each canary fell, for those that were in the data and those that were not.
-        trainings: models trained.
-        lower_bound: from guesses of coins (Steinke et al. 2023): assumes nothing.
-        estimate: what the scores would show if they were normal and independent; no bound.
-    """
-
-    scores: Scores
-    trainings: int
-    lower_bound: float
-    estimate: float
+    scores: Scores  # how far the loss of each canary fell, for those in the data and those not
+    trainings: int  # models trained
+    lower_bound: float  # from guesses of coins (Steinke et al. 2023): assumes nothing
+    estimate: float  # what the scores would show if they were normal and independent; no bound
 
 
 @final

@@ -9,10 +9,9 @@ import hashlib
 import shutil
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
@@ -59,24 +58,24 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> DataBundl
     return row.load(root, **options)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(NamedTuple):
     """What there is of a data set: the first complete form (else the first), its files, and those missing."""
 
     source: PublicFiles
     form: str
-    files: tuple[tuple[SourceFile, Path], ...]
-    missing: tuple[str, ...]
+    files: tuple[tuple[SourceFile, Path | None], ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(file.names[0] for file, path in self.files if path is None)
 
 
 def status(spec: PublicFiles, root: Path | str | None = None) -> SourceStatus:
     """What there is of a public data set."""
-    forms = []
-    for form, files in spec.forms.items():
-        located = [(file, spec.first(file.names, root)) for file in files]
-        found = tuple((file, path) for file, path in located if path is not None)
-        missing = tuple(file.names[0] for file, path in located if path is None)
-        forms.append(SourceStatus(spec, form, found, missing))
+    forms = [
+        SourceStatus(spec, form, tuple((file, spec.first(file.names, root)) for file in files))
+        for form, files in spec.forms.items()
+    ]
     return next((one for one in forms if not one.missing), forms[0])
 
 
@@ -87,7 +86,7 @@ def public_checksum(name: str, root: Path | str | None = None) -> str | None:
     **Privacy.** It is made of the published checksums, so files that differ leave no trace but None.
     """
     found = status(SOURCES[name], root)
-    if found.missing or not all(is_original(path, file) for file, path in found.files):
+    if not all(is_original(path, file) for file, path in found.files):
         return None
     published = "\n".join(file.sha256[0] for file in found.source.forms[found.form])
     return hashlib.sha256(published.encode()).hexdigest()
@@ -109,9 +108,9 @@ def get(name: str) -> list[Path]:
     return [_fetch(file, download_dir() / spec.folders[0]) for file in form]
 
 
-def is_original(path: Path, file: SourceFile) -> bool:
-    """Whether a file has a checksum of the public original."""
-    if path.is_dir():
+def is_original(path: Path | None, file: SourceFile) -> bool:
+    """Whether a file is there and has a checksum of the public original."""
+    if path is None or not path.is_file():
         return False
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest() in file.sha256
@@ -120,7 +119,7 @@ def is_original(path: Path, file: SourceFile) -> bool:
 def _fetch(file: SourceFile, folder: Path) -> Path:
     assert file.url is not None
     path = folder / file.url.rsplit("/", 1)[-1]
-    if path.exists() and is_original(path, file):
+    if is_original(path, file):
         return path
     request = urllib.request.Request(file.url, headers={"User-Agent": "sparsedp"})
     try:

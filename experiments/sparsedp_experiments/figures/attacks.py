@@ -51,7 +51,8 @@ def measure_inversion(study: Study, point: Point) -> dict[str, Any]:
     images, targets = bundle.test.rows_at(torch.tensor([number]))
     whole = mean_gradient(make_engine(model, LOSS), [MicroBatch((images, targets))])
     norm = float(torch.linalg.vector_norm(whole))
-    clips = {"clipped": settings_clip(settings.clip_norm), "unclipped": norm}
+    assert isinstance(settings.clip_norm, float)
+    clips = {"clipped": settings.clip_norm, "unclipped": norm}
     effort = Effort(options["steps"], options["learning_rate"], options["variation_weight"])
     attacks = []
     for clipping, bound in clips.items():
@@ -85,11 +86,6 @@ def measure_inversion(study: Study, point: Point) -> dict[str, Any]:
         "guess_mse": mean_squared_error(mean_image, images[0]),
         "attacks": attacks,
     }
-
-
-def settings_clip(clip_norm: float | tuple[float, float] | None) -> float:
-    """The clip norm of the main phase."""
-    return float(clip_norm[-1] if isinstance(clip_norm, tuple) else clip_norm or 1.0)
 
 
 def packed(image: Tensor) -> str:

@@ -24,23 +24,14 @@ _TABLES = ("settings", "grid", "measure")
 @final
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What one table of configs/figures.toml says.
+    """What one table of configs/figures.toml says."""
 
-    Attributes:
-        name: the table's.
-        kind: which measurement, a row of `measure_missing`.
-        title: for people.
-        settings: of the run that is measured, as in experiment files; without epsilon and seed if the grid has them.
-        grid: names and the values each takes; a record for every combination.
-        measure: sizes, ratios and the like, for the measurement.
-    """
-
-    name: str
-    kind: str
-    title: str
-    settings: Mapping[str, Any]
-    grid: Mapping[str, Sequence[Any]]
-    measure: Mapping[str, Any]
+    name: str  # the table's
+    kind: str  # which measurement, a row of `measure_missing`
+    title: str  # for people
+    settings: Mapping[str, Any]  # of the run, as in experiment files; without what the grid has
+    grid: Mapping[str, Sequence[Any]]  # names and the values each takes; a record for every combination
+    measure: Mapping[str, Any]  # sizes, ratios and the like
 
     def points(self) -> list[Point]:
         """Every cell of the grid, the last name fastest."""

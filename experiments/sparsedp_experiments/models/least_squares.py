@@ -36,10 +36,7 @@ class LeastSquares(nn.Module):
     training the "parameters" `gram` and `cross` receive the mean of x x' and of y x'. In evaluation the scores are
     x'(gram + ridge)^-1 cross.
 
-    Args:
-        features: numbers per record.
-        classes: of the targets.
-        ridge: added to the diagonal of `gram`; public. `add_noise` sets it from the noise of what was released.
+    `ridge` is added to the diagonal of `gram`; public. `add_noise` sets it from the noise of what was released.
 
     **Privacy.** One record adds (x x', y x') with norm sqrt(|x|^4 + |x|^2 |y|^2), a public constant for unit
     records: set the clip norm to `record_norm` and nothing is clipped. `gram` is released whole; that it is
@@ -67,12 +64,9 @@ class LeastSquares(nn.Module):
         return math.sqrt(1.0 + BALANCE**2 * (1.0 - 1.0 / self.classes))
 
     def add_noise(self, std: float) -> None:
-        """Tell of noise that `gram` has got; sets the ridge that holds down all of it so far.
+        """Tell of noise, of this deviation on each entry of `gram`; sets the ridge that holds down all of it so far.
 
         That is a share of the spectral norm of the symmetrised noise.
-
-        Args:
-            std: of the noise that one more release put on each entry of `gram`; public.
         """
         size = self.gram.weight.shape[0]
         with torch.no_grad():

@@ -47,27 +47,16 @@ class Ruling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where a claim is tested, and the contrast that is measured there.
+    """Where a claim is tested, and the contrast that is measured there."""
 
-    Attributes:
-        experiment: its name.
-        better: what the claim puts above.
-        worse: what it puts below.
-        at: labels at which the gap between them is taken; None for a plain gap.
-        less_at: labels at which a second gap is taken and subtracted; it goes with `at`.
-        only: labels that count, by axis.
-        best: for claims of the kind "best", the labels that should be on top.
-        among: for "best", the axes on which the rivals lie.
-    """
-
-    experiment: str
-    better: tuple[Labels, ...] = ()
-    worse: tuple[Labels, ...] = ()
-    at: Labels | None = None
-    less_at: Labels | None = None
-    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    best: Labels = field(default_factory=dict)
-    among: tuple[str, ...] = ()
+    experiment: str  # its name
+    better: tuple[Labels, ...] = ()  # what the claim puts above
+    worse: tuple[Labels, ...] = ()  # what it puts below
+    at: Labels | None = None  # where the gap between them is taken; None for a plain gap
+    less_at: Labels | None = None  # where a second gap is taken and subtracted; with `at`
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # labels that count, by axis
+    best: Labels = field(default_factory=dict)  # for the kind "best", what should be on top
+    among: tuple[str, ...] = ()  # the axes on which its rivals lie
 
     @property
     def terms(self) -> tuple[tuple[float, Labels], ...]:

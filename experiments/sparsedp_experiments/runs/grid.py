@@ -61,13 +61,7 @@ class CellRule:
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """One run of an experiment.
-
-    Attributes:
-        cell: the label of every axis.
-        seed: of this run.
-        settings: everything else.
-    """
+    """One run of an experiment: the label of every axis, the seed, and everything else."""
 
     cell: Mapping[str, str]
     seed: int

@@ -125,8 +125,6 @@ class Status:
 
 Watch = Callable[[Status], None]
 """Called several times a second, and when a run is done or has failed."""
-Job = tuple[Any, ...]
-"""A function and its arguments."""
 
 
 class Pool:
@@ -145,7 +143,9 @@ class Pool:
             self._place.workers, multiprocessing.get_context("spawn"), begin, (self._place.runs,)
         )
 
-    def outcomes(self, jobs: dict[int, Job], tell: Callable[[tuple[int, ...]], None]) -> Iterator[Any]:
+    def outcomes(
+        self, jobs: dict[int, tuple[Any, ...]], tell: Callable[[tuple[int, ...]], None]
+    ) -> Iterator[Any]:
         """The number of each job with what it gave or raised, as they end; in order, at most `workers` at a time."""
         waiting = list(jobs.items())
         while waiting or self._at_work:
@@ -221,7 +221,9 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
                 if outcome is not None:
                     name = runs[number].settings.dataset
                     raise DataError(f"{name}: {_reason(outcome).removeprefix(f'{name}: ')}") from outcome
-            jobs: dict[int, Job] = {n: (train, left[n], str(place.runs / runs[n].name)) for n in left}
+            jobs: dict[int, tuple[Any, ...]] = {
+                n: (train, left[n], str(place.runs / runs[n].name)) for n in left
+            }
             for number, outcome in pool.outcomes(jobs, tell):
                 if outcome is None:
                     raise KeyboardInterrupt

@@ -228,23 +228,15 @@ def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell.
+    """One cell."""
 
-    Attributes:
-        cell: the label of every axis.
-        seeds: those with a result.
-        score: the metric over seeds.
-        difference: to the baseline at equal seeds; None for the baseline itself, and without one.
-        epsilon: the largest spent by any of its runs; None if not private.
-        active_ratio: at the end, the mean over seeds.
-    """
-
-    cell: Mapping[str, str]
-    seeds: tuple[int, ...]
-    score: Estimate
-    difference: Estimate | None
-    epsilon: float | None
-    active_ratio: float
+    cell: Mapping[str, str]  # the label of every axis
+    seeds: tuple[int, ...]  # those with a result
+    score: Estimate  # the metric over seeds
+    difference: (
+        Estimate | None
+    )  # to the baseline at equal seeds; None for the baseline itself, and without one
+    epsilon: float | None  # the largest spent by any of its runs; None if not private
 
 
 def sign_of(metric: str) -> int:
@@ -278,7 +270,6 @@ def _row(
         score=estimate([scores[seed] for seed in sorted(scores)]),
         difference=paired_difference(scores, _by_seed(against, metric)),
         epsilon=None if None in spent else max(spent),
-        active_ratio=estimate([record["active_ratio"] for record in records]).mean,
     )
 
 

@@ -48,21 +48,13 @@ _DEFAULTS = {entry.name: entry.default for entry in fields(Settings)}
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment and what is known of it.
-
-    Attributes:
-        experiment: from the config.
-        runs: every run the config asks for.
-        records: those of them that are done, in the order of the runs, then the historical ones.
-        stale: hashes of its records that are of none of its runs; they are not used.
-        historical: records of methods that were removed since; they are shown, and cannot be run again.
-    """
+    """An experiment and what is known of it."""
 
     experiment: Experiment
-    runs: tuple[GridRun, ...]
-    records: tuple[Record, ...]
-    stale: tuple[str, ...]
-    historical: tuple[Record, ...] = ()
+    runs: tuple[GridRun, ...]  # every run the config asks for
+    records: tuple[Record, ...]  # those that are done, in the order of the runs, then the historical ones
+    stale: tuple[str, ...]  # hashes of its records that are of none of its runs; they are not used
+    historical: tuple[Record, ...] = ()  # of methods removed since: they are shown, and cannot be run again
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ TP-TopK (Theorem 6.3, Lemma 6.4, Corollary 6.6), AdaDPIGU (Theorems 13, 16, 17),
 In RS's words G is the smoothness, gamma the learning rate, r the share of frozen coordinates, and its bounds are on
 `mean_t P(||xi|| < 3C/4) h(grad) ||grad||` with `h(grad) = min(||grad||, C/4)` and xi an example's deviation from the
 mean gradient; Theorem 3.2 is on `mean_t ||grad||^2`. `loss_gap` is the starting loss less the least possible one;
-`deviation_bound` bounds the norm of a sample's deviation; `noise_std` is that of each coordinate of the summed gradient
+`deviation_bound` bounds the norm of a sample's deviation; `noise_std` is that of each coordinate of the sum
 (in Theorem 6.3: of the mean, nu_2); `retained` is the least energy-retention ratio, `active` k, `dimension` d,
 `batch_size` B, `steps` T, and `rate` the share of frozen coordinates.
 """
@@ -139,29 +139,17 @@ def private_alignment_bound(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descent:
-    """A run of DP-SGD as the bounds see it.
-
-    Attributes:
-        loss_gap: Delta_L, starting loss less the least loss.
-        smoothness: G, the Lipschitz constant of the gradient.
-        learning_rate: gamma.
-        clip_norm: C.
-        noise_multiplier: the noise on the sum over C.
-        dimension: d.
-        batch_size: B.
-        steps: T.
-        symmetry_error: mean over steps of `E_m[b'_t]`, what the asymmetry of the deviations adds; 0 if symmetric.
-    """
+    """A run of DP-SGD as the bounds see it."""
 
     loss_gap: float
     smoothness: float
     learning_rate: float
     clip_norm: float
-    noise_multiplier: float
+    noise_multiplier: float  # the noise on the sum over C
     dimension: int
     batch_size: float
     steps: int
-    symmetry_error: float = 0.0
+    symmetry_error: float = 0.0  # mean over steps of `E_m[b'_t]`, what the asymmetry of the deviations adds
 
     @property
     def enlarged(self) -> float:

@@ -113,9 +113,3 @@ def recovery_curve(energies: Tensor, order: Tensor, ratios: Sequence[float]) -> 
         )
         for k in sizes
     )
-
-
-def trajectory_capture(captured: Sequence[float], total: Sequence[float]) -> float:
-    """`alpha_T` (TP-TopK, Def. 6.5): the sum of `||P_t G_t||^2` over that of `||G_t||^2`; 1 when that is zero."""
-    whole = math.fsum(total)
-    return min(1.0, math.fsum(captured) / whole) if whole else 1.0

@@ -168,21 +168,15 @@ def mean_gradient(
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ClippingReport:
-    """What clipping does to the gradients of some units on a support.
+    """What clipping does to the gradients of some units on a support."""
 
-    Attributes:
-        bias: `||b||`, the norm of mean clipped less mean unclipped gradient (TP-TopK, Sec. 6.1).
-        bias_bound: what Lemma 6.4 bounds it by.
-        unit_variance: tau^2, the variance of one unit's clipped gradient; over B it is that of a batch's mean.
-        energy: squared norm of the mean unclipped gradient on the support.
-        norms: each unit's gradient norm on the support, before clipping.
-    """
-
-    bias: float
-    bias_bound: float
-    unit_variance: float
-    energy: float
-    norms: Tensor = field(repr=False)
+    bias: float  # `||b||`, the norm of mean clipped less mean unclipped gradient (TP-TopK, Sec. 6.1)
+    bias_bound: float  # what Lemma 6.4 bounds it by
+    unit_variance: (
+        float  # tau^2, the variance of one unit's clipped gradient; over B it is that of a batch's mean
+    )
+    energy: float  # squared norm of the mean unclipped gradient on the support
+    norms: Tensor = field(repr=False)  # each unit's gradient norm on the support, before clipping
 
 
 def clipping_report(

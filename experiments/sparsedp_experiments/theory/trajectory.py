@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.record import EpochMetrics, wrap_read_errors
 from sparsedp.runs.run import Run
-from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
+from sparsedp_experiments.theory.criteria import energy_captured
 from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient, mean_loss
 
 COUNT = 20
@@ -188,5 +189,6 @@ def install(model: nn.Module, weights: Tensor) -> None:
 
 
 def energy_capture(points: Sequence[Waypoint]) -> float:
-    """`alpha_T` (TP-TopK, Def. 6.5), over the snapshots."""
-    return trajectory_capture([p.captured for p in points], [p.energy for p in points])
+    """`alpha_T` (TP-TopK, Def. 6.5): the sum of `||P_t G_t||^2` over that of `||G_t||^2`; 1 when that is zero."""
+    whole = math.fsum(point.energy for point in points)
+    return min(1.0, math.fsum(point.captured for point in points) / whole) if whole else 1.0

@@ -23,7 +23,6 @@ from sparsedp_experiments.theory.criteria import (
     energy_captured,
     random_capture,
     recovery_curve,
-    trajectory_capture,
 )
 from sparsedp_experiments.theory.diagnose import diagnose_nonprivate
 from sparsedp_experiments.theory.trajectory import (
@@ -188,12 +187,6 @@ def test_curves_by_hand():
     order = torch.tensor([2, 0, 1, 3, 4])
     (point,) = recovery_curve(ENERGIES, order, [0.4])
     assert (point.size, point.learned, point.oracle, point.random.mean) == (2, 0.5, 0.7, 0.4)
-
-
-def test_trajectory_capture_weighs_steps_by_their_energy():
-    assert trajectory_capture([1.0, 0.0], [2.0, 8.0]) == 0.1
-    assert trajectory_capture([0.0], [0.0]) == 1.0
-    assert trajectory_capture([3.0, 5.0], [3.0, 5.0]) == 1.0
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2, 0.5])
