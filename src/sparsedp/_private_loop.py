@@ -60,20 +60,16 @@ class Loop:
                 f"all {self.trainer.plan.total_steps} steps of the plan are taken; for a longer run give "
                 "make_private more epochs from the start, as the noise depends on them"
             )
-        end = None
+        self._drawn = iter(self.trainer) if self._drawn is None else self._drawn
+        ends, end = self.trainer.plan.epoch_ends(), None
         while end is None or self.trainer.position < end:
-            self._check_used("the next batch was requested")
-            if self._drawn is None:
-                self._drawn = iter(self.trainer)
+            if self._batch is not None:
+                raise self._unfinished("the next batch was requested")
             batch = next(self._drawn)
-            end = (
-                end
-                or self.trainer.plan.epoch_ends()[bisect_right(self.trainer.plan.epoch_ends(), batch.step)]
-            )
+            end = end or ends[bisect_right(ends, batch.step)]
             self._batch, self._rows, self._next = batch, self._copied(batch), "forward"
             self._versions = [tensor._version for tensor in tensors_of(self._rows)]
             yield self._rows
-        self._check_used("the next batch was requested")
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PrivateOutput:
         """A stand-in for the model's output on the batch that is out."""
@@ -86,8 +82,7 @@ class Loop:
         self._check_unchanged()
         if isinstance(self.criterion, PerExampleLoss):
             raise SparseDPError(
-                "the model was called on the batch, but the loss is a PerExampleLoss, which calls the model itself; "
-                "call private.criterion(private.model, batch)"
+                "a PerExampleLoss calls the model itself; call private.criterion(private.model, batch)"
             )
         inputs = self._rows[0] if isinstance(self._rows, (tuple, list)) and len(self._rows) == 2 else None
         if kwargs or len(args) != 1 or inputs is None or not _same_objects(args[0], inputs):
@@ -104,23 +99,22 @@ class Loop:
             raise self._none_out("private.criterion")
         self._check_unchanged()
         if isinstance(self.criterion, PerExampleLoss):
-            if not isinstance(first, (PrivateModel, nn.Module)) or not _same_objects(second, self._rows):
+            if not isinstance(first, nn.Module) or not _same_objects(second, self._rows):
                 raise SparseDPError(
                     "private.criterion: the loss is a PerExampleLoss; expected private.criterion(private.model, "
                     "batch) with the batch as the loader gave it"
                 )
-        else:
-            if not isinstance(first, PrivateOutput) or first._batch is not self._batch:
-                raise SparseDPError(
-                    f"private.criterion: got {_kind(first)}, expected the output of private.model(x) on the batch "
-                    "that the loader has just given"
-                )
-            if not _same_objects(second, self._rows[1]):
-                raise SparseDPError(
-                    "private.criterion: got other targets than those of the batch as the loader gave them, the y of "
-                    "`for x, y in loader`; convert them (.float(), .view(-1), ...) in the data set or inside the "
-                    f"criterion. For a loss of another form: {WRITE_IT_AS}"
-                )
+        elif not isinstance(first, PrivateOutput) or first._batch is not self._batch:
+            raise SparseDPError(
+                f"private.criterion: got {type(first).__name__}, expected the output of private.model(x) on the "
+                "batch that the loader has just given"
+            )
+        elif not _same_objects(second, self._rows[1]):
+            raise SparseDPError(
+                "private.criterion: got other targets than those of the batch as the loader gave them, the y of "
+                "`for x, y in loader`; convert them (.float(), .view(-1), ...) in the data set or inside the "
+                f"criterion. For a loss of another form: {WRITE_IT_AS}"
+            )
         self._next = "backward" if self._next == "forward" else self._next
         return PrivateLoss(self.backward)
 
@@ -133,8 +127,7 @@ class Loop:
                 "backward was called twice for one batch; every batch counts once in the guarantee"
             )
         self._check_unchanged()
-        self._check_same_parameters()
-        self._check_no_gradient()
+        self._check_parameters()
         for name, placeholder in self._placeholders.items():
             self._parameters[name][0].grad = placeholder
         self._next = "step"
@@ -161,8 +154,7 @@ class Loop:
         for name, (p, _, _) in self._parameters.items():
             if p.grad is self._placeholders[name]:
                 p.grad = None
-        self._check_same_parameters()
-        self._check_no_gradient()
+        self._check_parameters()
         self._batch, self._rows, self._failed = None, None, True
         report = self.trainer.step(batch)
         self._failed = False
@@ -197,10 +189,9 @@ class Loop:
     def _shares_memory(self, values: object) -> bool:
         own = tensors_of(self._rows)
         mine = {tensor.untyped_storage().data_ptr() for tensor in own if tensor.numel()}
-        found = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
         return any(
             leaf.untyped_storage().data_ptr() in mine if leaf.numel() else any(leaf is one for one in own)
-            for leaf in found
+            for leaf in tensors_of(values)
         )
 
     def _check_unchanged(self) -> None:
@@ -213,10 +204,6 @@ class Loop:
                 "the batch was changed in place after the loader gave it; transform examples in the data set, one by "
                 "one"
             )
-
-    def _check_used(self, what: str) -> None:
-        if self._batch is not None:
-            raise self._unfinished(what)
 
     def _unfinished(self, what: str) -> SparseDPError:
         missing = {"forward": "forward pass", "backward": "backward", "step": "step"}[self._next]
@@ -231,8 +218,8 @@ class Loop:
             f"{what}: no batch is out; take batches from private.loader, and step each of them once"
         )
 
-    def _check_same_parameters(self) -> None:
-        """Refuse a model that holds other tensors by now: the optimizer would move the old ones, and nothing else."""
+    def _check_parameters(self) -> None:
+        """Refuse a model that holds other tensors by now, which the optimizer would not move, or gradients."""
         now = dict(self.model.named_parameters())
         others = [
             name
@@ -242,12 +229,9 @@ class Loop:
         if others:
             raise ModelError(
                 f"the model's parameters {others[:6]} are not the ones that make_private was given: they were "
-                "replaced (load_state_dict(..., assign=True), a new layer) or moved to another dtype or device. The "
-                "optimizer would move the old ones, so no step is taken; copy values into the parameters that are "
-                "there, or call make_private again for the changed model"
+                "replaced (load_state_dict(..., assign=True), a new layer) or moved to another dtype or device. Copy "
+                "values into the parameters that are there, or call make_private again for the changed model"
             )
-
-    def _check_no_gradient(self) -> None:
         found = [name for name, (p, _, _) in self._parameters.items() if p.grad is not None]
         if found:
             raise SparseDPError(
@@ -261,10 +245,6 @@ def _same_objects(given: object, expected: object) -> bool:
     """Whether two trees hold the very same tensors."""
     mine, theirs = pytree.tree_leaves(given), pytree.tree_leaves(expected)
     return len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs, strict=True))
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
 
 
 @final

@@ -72,8 +72,8 @@ def _fixed(norm: _BatchNorm, name: str) -> nn.Module:
     if len(rest) != len(parts) or not _same(norm, whole):
         raise ModelError(
             f"batch norm {name!r}: got a {type(norm).__name__} with a forward of its own, expected one of torch's, "
-            "or one that normalises and then runs its modules drop and act; put what it does besides into a module of "
-            "its own, behind a batch norm of torch's"
+            "or one that normalises and then runs its modules drop and act; put what it does besides into a module "
+            "of its own, behind a batch norm of torch's"
         )
     return whole
 

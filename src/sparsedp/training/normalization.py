@@ -72,18 +72,14 @@ def check_normalisation(plan: Plan, model: nn.Module) -> None:
         ModelError: the model is not `Normalised`.
     """
     phase = plan.preliminary(NORMALISE)
-    known = (NORMALISE, SELECT.name)
-    others = [other.name for other in plan.phases if not other.trains and other.name not in known]
+    others = {other.name for other in plan.phases if not other.trains} - {NORMALISE, SELECT.name}
     if others:
-        raise PrivacyError(
-            f"the phases {others} do not train; release them on their own and leave them out of this plan"
-        )
+        raise PrivacyError(f"the phases {sorted(others)} do not train; leave them out of this plan")
     if phase is None:
         return
     if plan.phases[0] is not phase or phase.steps not in (1, RELEASES):
         raise PrivacyError(
-            f"the phase {NORMALISE!r} comes first and has one or {RELEASES} releases and a clip norm; make the plan "
-            "with build_plan(normalise=...)"
+            f"the phase {NORMALISE!r} does not come first; make the plan by build_plan(normalise=...)"
         )
     if not isinstance(model, Normalised):
         raise ModelError(

@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -42,10 +41,16 @@ def partition_of(dataset: Dataset[Any], loading: DataConfig, saved: Checkpoint |
         DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
     """
     units = None if loading.unit_ids is None else np.unique(np.asarray(loading.unit_ids))
-    if loading.sharded and units is not None:
-        refuse_shared_units(units)
-    elif loading.sharded:
+    if loading.sharded and units is None:
         refuse_shared_rows(dataset, loading.collate_fn)
+    for (one, held_there), (other, held_here) in combinations(
+        enumerate(distributed.gather(units) if loading.sharded and units is not None else ()), 2
+    ):
+        if len(np.intersect1d(held_there, held_here)):
+            raise DataError(
+                f"ranks {one} and {other} both hold rows of one unit, which would be drawn twice; put all rows "
+                "of a unit on one rank"
+            )
     held = len(cast("Any", dataset)) if units is None else len(units)
     if not distributed.is_distributed():
         return UnitPartition(in_blocks=saved is not None and saved.state.get("cut") == "blocks")
@@ -55,21 +60,6 @@ def partition_of(dataset: Dataset[Any], loading: DataConfig, saved: Checkpoint |
         in_blocks=True,
         shard_sizes=tuple(distributed.gather(held)) if loading.sharded else None,
     )
-
-
-def refuse_shared_units(unit_ids: npt.NDArray[Any]) -> None:
-    """Refuse shards that share a unit, which would be drawn and bounded on each.
-
-    Raises:
-        DataError: on every rank, naming two that do.
-    """
-    held = distributed.gather(unit_ids)
-    for one, other in combinations(range(len(held)), 2):
-        if len(np.intersect1d(held[one], held[other])):
-            raise DataError(
-                f"ranks {one} and {other} both hold rows of one unit, which would be drawn twice; put all rows "
-                "of a unit on one rank"
-            )
 
 
 def refuse_shared_rows(dataset: Dataset[Any], collate: Collate | None) -> None:
@@ -101,14 +91,12 @@ def _row_digests(dataset: Dataset[Any], collate: Collate | None, key: bytes) -> 
     size = min(len(cast("Any", dataset)), COMPARED_ROWS_OF_A_SHARD)
     with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         for rows in rows_in_order(dataset, size, COMPARED_ROWS_OF_A_SHARD, collate):
-            tensors = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor) and leaf.numel()]
-            tables = [
-                leaf.detach().to_dense() if leaf.layout is not torch.strided else leaf for leaf in tensors
-            ]
             plain = [
-                table.detach().cpu().contiguous().view(len(table), -1).view(torch.uint8) for table in tables
+                leaf.detach().to_dense().cpu().contiguous().view(len(leaf), -1).view(torch.uint8).numpy()
+                for leaf in pytree.tree_leaves(rows)
+                if isinstance(leaf, Tensor) and leaf.numel()
             ]
-            for parts in zip(*(table.numpy() for table in plain), strict=True):
+            for parts in zip(*plain, strict=True):
                 content = b"".join(part.tobytes() for part in parts)
                 found.append(blake2b(content, key=key, digest_size=8).digest())
     return found
@@ -129,14 +117,13 @@ def _model_facts(model: nn.Module) -> dict[str, Json]:
             for name, value in [*model.named_parameters(), *model.named_buffers()]
         },
         "trained": [name for name, value in model.named_parameters() if value.requires_grad],
-        "parts": {name: _in_words(part) for name, part in model.named_modules()},
+        # Class and settings, without what each process has its own of: addresses and devices.
+        "parts": {
+            name: f"{type(part).__qualname__}({_ITS_OWN.sub('', part.extra_repr())})"
+            for name, part in model.named_modules()
+        },
         "training": [name for name, part in model.named_modules() if part.training],
     }
-
-
-def _in_words(part: nn.Module) -> str:
-    """Class and settings, as PyTorch shows them, without what each process has its own of: addresses and devices."""
-    return f"{type(part).__qualname__}({_ITS_OWN.sub('', part.extra_repr())})"
 
 
 def first_facts(

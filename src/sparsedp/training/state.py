@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -73,7 +73,10 @@ class Learner:
         known = Knowledge(lambda: layout.flatten(model), scores)
         self.controller = SupportScheduler(plan, layout, public, known)
         self._optimizer = make_optimizer(rule.optimizer, model)
-        self._members = group_members(self._optimizer, model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        members: list[Json] = [
+            [names.get(id(p)) for p in group["params"]] for group in self._optimizer.param_groups
+        ]
         coasts = self.controller.method.off_support is OffSupport.COASTS
         self.applier = SupportOptimizer(model, layout, self._optimizer, coasts=coasts)
         self._scheduler = make_scheduler(rule.scheduler, self._optimizer, plan.training_steps)
@@ -83,10 +86,14 @@ class Learner:
             self._average.follow(Support.full(layout.dimension))
         self._closed, self._made_optimizer = False, not isinstance(rule.optimizer, Optimizer)
         self._setup = {
-            "optimizer": describe_optimizer(self._optimizer),
+            "optimizer": {
+                "class": type(self._optimizer).__name__,
+                "groups": plain(_settings(self._optimizer)),
+            },
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
         }
-        self._schedule = plain(scheduler_state(self._scheduler))
+        schedule = plain(scheduler_state(self._scheduler))
+        self._details: dict[str, Json] = {"schedule": schedule, "parameters": members}
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -126,9 +133,8 @@ class Learner:
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
         """The model to evaluate, in evaluation mode, averaged if asked; then all is as before."""
-        with evaluation_mode(self.model), ExitStack() as stack:
-            if self._average is not None:
-                stack.enter_context(self._average.in_place())
+        averaged = nullcontext() if self._average is None else self._average.in_place()
+        with evaluation_mode(self.model), averaged:
             yield self.model
 
     def install_average(self) -> None:
@@ -195,22 +201,11 @@ class Learner:
 
     def details(self) -> dict[str, Json]:
         """What else of them decides the training: a run resumes with the same alone."""
-        return {"schedule": self._schedule, "parameters": self._members}
+        return dict(self._details)
 
 
-def describe_optimizer(optimizer: Optimizer) -> Json:
-    """Class and hyperparameters of each parameter group."""
-    groups = [
-        plain({name: value for name, value in group.items() if name != "params"})
-        for group in optimizer.param_groups
-    ]
-    return {"class": type(optimizer).__name__, "groups": groups}
-
-
-def group_members(optimizer: Optimizer, model: nn.Module) -> Json:
-    """The names of the parameters in each group."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def plain(value: Any) -> Json:
