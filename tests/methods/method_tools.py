@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,22 +58,9 @@ def release(support: Support, mean: Tensor, noise_scale: Tensor | float = 1.0, *
     return made_up_release(support, mean, scale, step)
 
 
-def plan_of(
-    method: Method,
-    *,
-    epochs: int = 4,
-    steps_per_epoch: int = 5,
-    noise: float = 1.0,
-    warmup_fraction: float = 0.3,
-) -> Plan:
-    """A plan of any method with made-up noise, for 10 expected units a batch; its training phases alone."""
-    plan = PlanConfig.asked(
-        method,
-        units=10 * steps_per_epoch,
-        batch_size=10,
-        epochs=epochs,
-        warmup_fraction=warmup_fraction,
-    ).draft()
+def plan_of(method: Method, *, epochs: int = 4, noise: float = 1.0, **asked: Any) -> Plan:
+    """A plan of any method with made-up noise, for the units of a `Problem`; its training phases alone."""
+    plan = PlanConfig.asked(method, units=40, batch_size=8, epochs=epochs, **asked).draft()
     plan = dataclasses.replace(plan, phases=plan.training)
     return plan.with_noise({phase.name: noise for phase in plan.phases})
 
@@ -177,7 +165,8 @@ class Problem:
         self.batches[self.steps // 2] = np.array([], dtype=np.int64)
         self.noise = rng.standard_normal((self.steps, NETWORK.dimension))
 
-        self.data = (self.inputs, self.labels)
+        data = (self.inputs, self.labels)
+        self.given = (NETWORK, self.theta, data, self.batches, self.noise)
 
 
 @dataclass
@@ -210,12 +199,16 @@ def drive(
     """
     controller = begun(plan, LAYOUT, PUBLIC)
     injected, ledger = InjectedNoise(problem.noise), ChargeLog()
-    inputs, labels = (torch.from_numpy(array) for array in problem.data)
+    inputs, labels = (torch.from_numpy(array) for array in (problem.inputs, problem.labels))
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()
     settings, releases, weights, noises = [], [], [], []
     for step, rows in enumerate(problem.batches):
         setting, phase = controller.begin_step(step), plan.phase_at(step)
-        theta, velocity = _change(setting, theta, velocity)
+        if setting.change is not None:
+            left = setting.change.left.mask()
+            theta = theta.masked_fill(left & setting.change.prune, 0.0)
+            dropped = setting.change.off_support is OffSupport.DROPPED
+            velocity = velocity.masked_fill(left & dropped, 0.0)
         engine = HandWritten(theta.numpy())
         injected.support = setting.support
         query = ClippedSumQuery(
@@ -242,16 +235,3 @@ def drive(
         releases.append(released)
         weights.append(theta.numpy().copy())
     return Trajectory(controller, settings, releases, np.array(weights), noises)
-
-
-def _change(setting: StepSetting, theta: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-    change = setting.change
-    if change is None:
-        return theta, velocity
-    left = change.left.mask()
-    zero = torch.zeros_like(theta)
-    if change.prune:
-        theta = torch.where(left, zero, theta)
-    if change.off_support is OffSupport.DROPPED:
-        velocity = torch.where(left, zero, velocity)
-    return theta, velocity

@@ -6,12 +6,11 @@ nothing of the grid that releases are rounded to, so here it is much finer.
 
 import numpy as np
 import pytest
-from method_tools import NETWORK, PUBLIC, Problem, drive
+from method_tools import NETWORK, PUBLIC, Problem, drive, plan_of
 
 from oracles import papers
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Decays
-from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.schedules import EverySteps, PerEpoch, ProgressiveUnfreezing
 from sparsedp.methods.support_scheduler import FROZEN_NOISE
 from sparsedp.privacy import mechanism
@@ -23,20 +22,6 @@ STEPS_PER_EPOCH = 5
 @pytest.fixture(autouse=True)
 def a_very_fine_grid(monkeypatch):
     monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
-
-
-def plan_for(method, problem, epochs, noise, max_grad_norm=1.0, **settings):
-    plan = PlanConfig.asked(
-        method,
-        units=problem.units,
-        batch_size=problem.batch_size,
-        epochs=epochs,
-        max_grad_norm=max_grad_norm,
-        **settings,
-    ).draft()
-    assert plan.steps_per_epoch == STEPS_PER_EPOCH
-    assert plan.total_steps == problem.steps
-    return plan.with_noise(noise)
 
 
 def assert_same_path(ours, oracle, start):
@@ -74,10 +59,10 @@ TWO_PHASE = {"tp-topk": papers.energy_score, "tp-coherent": papers.coherent_scor
 def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_alone(name, seed):
     method = get_method(name, active_ratio=0.29)
     problem = Problem(steps=20, seed=seed)
-    plan = plan_for(method, problem, 4, {"warm-up": 1.1, "main": 0.7}, max_grad_norm=(0.8, 0.5))
+    plan = plan_of(method, epochs=4, max_grad_norm=(0.8, 0.5)).with_noise({"warm-up": 1.1, "main": 0.7})
     run = drive(plan, problem, lr=0.5)
     oracle = papers.train_tp_topk(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
+        *problem.given,
         T1=6, B=8, C1=0.8, C2=0.5, sigma1=1.1, sigma2=0.7, lr=0.5, k=8,
         score=TWO_PHASE[name],
     )  # fmt: skip
@@ -91,9 +76,9 @@ def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_a
 
 def test_dp_sgd_is_the_first_phase_for_good():
     method, problem = get_method("dp-sgd"), Problem(steps=10)
-    run = drive(plan_for(method, problem, 2, {"train": 1.1}), problem, lr=0.5)
+    run = drive(plan_of(method, epochs=2, noise=1.1), problem, lr=0.5)
     oracle = papers.train_tp_topk(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
+        *problem.given,
         T1=10, B=8, C1=1.0, C2=1.0, sigma1=1.1, sigma2=1.1, lr=0.5, k=D,
     )  # fmt: skip
     assert_same_path(run.weights, oracle["history"], problem.theta)
@@ -104,11 +89,11 @@ def test_dp_sgd_is_the_first_phase_for_good():
 def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active_ratio, momentum):
     method = get_method("on-rand", active_ratio=active_ratio, clock=PerEpoch(refresh))
     problem = Problem(steps=epochs * STEPS_PER_EPOCH, seed=1)
-    plan = plan_for(method, problem, epochs, {"train": 0.9})
+    plan = plan_of(method, epochs=epochs).with_noise({"train": 0.9})
     run = drive(plan, problem, lr=0.3, momentum=momentum)
     orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(refresh * epochs)]
     oracle = papers.train_random(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
+        *problem.given, orders,
         E=epochs, final_rate=1 - active_ratio, B=8, lr=0.3, momentum=momentum, clip=1.0, sigma=0.9,
         refresh=refresh,
     )  # fmt: skip
@@ -121,11 +106,11 @@ def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active
 def test_ranked_is_algorithm_4_and_on_topk_the_same_with_the_energy_score(name, energy, seed):
     method = get_method(name, active_ratio=0.1)
     problem = Problem(steps=20, seed=seed)
-    plan = plan_for(method, problem, 4, {"train": 0.5}, max_grad_norm=0.8)
+    plan = plan_of(method, epochs=4, max_grad_norm=0.8).with_noise({"train": 0.5})
     run = drive(plan, problem, lr=0.3, momentum=0.9)
     fresh = [PUBLIC.normal(D, (FROZEN_NOISE, step)).numpy() for step in range(20)]
     oracle = papers.train_ranked(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, fresh,
+        *problem.given, fresh,
         E=4, final_rate=0.9, B=8, C=0.8, sigma=0.5, lr=0.3, momentum=0.9, energy=energy,
     )  # fmt: skip
     np.testing.assert_array_equal(run.masks, oracle["masks"])
@@ -158,10 +143,10 @@ def test_adadpigu_is_algorithms_1_and_2(case):
     ours, theirs = ADADPIGU_CASES[case]
     method = get_method("adadpigu", active_ratio=0.3, decays=Decays(0.8, 0.6, 1e-3), **ours)
     problem = Problem(steps=20, seed=4)
-    plan = plan_for(method, problem, 4, {"warm-up": 0.9, "main": 0.6})
+    plan = plan_of(method, epochs=4).with_noise({"warm-up": 0.9, "main": 0.6})
     run = drive(plan, problem, lr=0.4)
     oracle = papers.train_adadpigu(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
+        *problem.given,
         T_pre=6, B=8, C=1.0, sigma_pre=0.9, sigma=0.6, lr=0.4, gamma1=0.8, gamma2=0.6, mu=1e-3,
         **{"counts": [9] * 14, **theirs},
     )  # fmt: skip

@@ -127,12 +127,10 @@ def test_a_head_that_is_always_active_or_a_stage_must_take_part():
     assert Parts.of(LAYOUT, ("body.*", "*.bias"), ("head",)).always == (LAYOUT.slot("out.bias"),)
 
 
-@pytest.mark.parametrize("word", ["norms", "embeddings"])
-def test_a_scope_that_holds_nothing_is_refused(word):
+def test_a_scope_that_holds_nothing_is_refused():
     layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
-    with pytest.raises(SparseDPError, match=rf"scope: got \('{word}',\).*fits none.*0\.weight"):
-        Parts.of(layout, (word,), ())
-    assert Parts.of(layout, (word, "head"), ("norms",)).scope == layout.slots[2:]
+    with pytest.raises(SparseDPError, match=r"scope: got \('norms',\).*fits none.*0\.weight"):
+        Parts.of(layout, ("norms",), ())
 
 
 COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS
@@ -157,11 +155,10 @@ def test_hand_computed_orders():
 @given(layouts, st.sampled_from(list(Granularity)), st.integers(0, 10**6), st.booleans())
 def test_an_order_is_a_permutation_that_takes_every_group_whole(layout, granularity, seed, random):
     d = layout.dimension
+    scores = torch.from_numpy(np.random.default_rng(seed).integers(0, 4, d).astype(float))
+    found = order_by_score(scores, layout, granularity)
     if random:
         found = random_order(PublicRandomness(seed), (3,), layout, granularity)
-    else:
-        scores = torch.from_numpy(np.random.default_rng(seed).integers(0, 4, d).astype(float))
-        found = order_by_score(scores, layout, granularity)
     assert sorted(found.tolist()) == list(range(d))
     groups = group_ids(layout, granularity)
     if groups is None:

@@ -14,7 +14,6 @@ from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import Decays, GeometryRule, OffSupport
-from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.schedules import GradualCooling, ProgressiveUnfreezing, Refresh
 from sparsedp.methods.support_scheduler import SupportScheduler
 from sparsedp.randomness import PublicRandomness, SystemRandomness
@@ -36,16 +35,6 @@ def test_step_is_set_once_in_order_and_observed_before_the_next():
     for wrong in (0, 20):
         with pytest.raises(SparseDPError, match=f"got {wrong}, expected 1 to 19"):
             controller.begin_step(wrong)
-
-
-def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
-    controller = SupportScheduler(plan_of(get_method("tp-topk")), TEN, PUBLIC)
-    for step in range(6):
-        controller.update(random_release(0, step, controller.begin_step(step)))
-    assert controller.scores() is None
-    controller.begin_step(6)
-    assert controller.scores().shape == (10,)
-    assert run(get_method("on-rand")).controller.scores() is None
 
 
 def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
@@ -116,9 +105,7 @@ def measured(name):
         method = method.changed(active_ratio=0.3)
     if method.geometry is GeometryRule.STANDARDIZED:
         method = method.changed(decays=Decays(variance=0.9))
-    plan = PlanConfig.asked(method, units=40, batch_size=BATCH, epochs=STEPS // 5, max_grad_norm=CLIP).draft()
-    plan = dataclasses.replace(plan, phases=plan.training)
-    plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
+    plan = plan_of(method, epochs=STEPS // 5, noise=NOISE, max_grad_norm=CLIP)
     return drive(plan, Problem(steps=STEPS), lr=0.05, randomness=SystemRandomness())
 
 
