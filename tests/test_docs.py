@@ -183,11 +183,6 @@ def parse(arguments: list[str]) -> None:
     command.make_context(name, rest, parent=context)
 
 
-def test_wrong_flag_would_be_found():
-    with pytest.raises(Exception, match="No such option"):
-        parse(["verify", "runs/first", "--no-such-flag"])
-
-
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_link_leads_somewhere(page):
     text = _FENCE.sub("", page.read_text())

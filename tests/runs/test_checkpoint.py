@@ -97,17 +97,14 @@ def test_any_flipped_byte_or_lost_tail_is_noticed(tmp_path: Path) -> None:
             read_checkpoint(path)
 
 
-def test_another_format_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_and_another_version_are_named(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(DataError, match="missing"):
+        read_checkpoint(path)
     write_model(path, nn.Linear(3, 2))
     path.write_bytes(path.read_bytes().replace(b'version\\": 2', b'version\\": 9'))
     with pytest.raises(DataError, match="format version 9, this sparsedp reads 2"):
         read_checkpoint(path)
-
-
-def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="missing"):
-        read_checkpoint(tmp_path / "checkpoint.safetensors")
 
 
 def test_weights_load_into_the_same_architecture_only(tmp_path: Path) -> None:
@@ -121,14 +118,7 @@ def test_weights_load_into_the_same_architecture_only(tmp_path: Path) -> None:
         load_weights(path, nn.Linear(4, 2))
     with pytest.raises(ModelError, match="another model"):
         load_weights(path, nn.Linear(3, 2, bias=False))
-
-
-def test_the_averaged_weights_are_loaded_when_there_are_any(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.safetensors"
-    write_model(
-        path, nn.Linear(3, 2), average={"weights": {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}}
-    )
-    fresh = nn.Linear(3, 2)
+    write_model(path, trained, average={"weights": {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}})
     load_weights(path, fresh)
     assert torch.equal(fresh.weight, torch.ones(2, 3))
 
@@ -137,13 +127,11 @@ OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
     "adam-fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
 }
 SCHEDULERS = {
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),

@@ -191,15 +191,11 @@ def test_no_field_of_the_record_can_be_changed(run: Path, name: str) -> None:
     assert not quick(run).passed
 
 
-def test_the_chain_made_anew_is_a_chain(run: Path) -> None:
+def test_the_chain_made_anew_is_a_chain_and_timing_is_not_in_it(run: Path) -> None:
     """The forger above does all that can be done without touching a claim that is computed again."""
     rewrite(run, lambda record: {**record, "dataset": "another"})
     assert not quick(run).passed
     chain_again(run, "record.json")
-    assert quick(run).passed
-
-
-def test_nothing_is_made_from_how_long_a_run_took(run: Path) -> None:
     rewrite(run, lambda record: {**record, "timing": {"seconds": 123.0}})
     assert quick(run).passed
     assert "timing" in " ".join(quick(run).unchecked)
@@ -239,21 +235,14 @@ def test_weights_belong_to_the_chain_and_changed_ones_are_not_resumed(run: Path)
         a_trainer(out=run, seed=None, resume=True)
 
 
-def test_a_key_that_stands_twice_is_refused(run: Path) -> None:
-    file = run / "plan.json"
-    text = file.read_text()
-    file.write_text(text.replace('{"accountant"', '{"units":1,"accountant"', 1))
-    assert not quick(run).passed
-    with pytest.raises(DataError, match="twice"):
-        assert Run.open(run).plan
-
-
 def test_spaces_and_another_order_of_keys_are_refused(run: Path) -> None:
     file = run / "record.json"
     file.write_text(json.dumps(json.loads(file.read_text())))
-    assert "record.json is in canonical form" in {
-        check.name for check in quick(run).checks if not check.passed
-    }
+    assert any(reason.startswith("record.json is in canonical form") for reason in quick(run).reasons)
+    file = run / "plan.json"
+    file.write_text(file.read_text().replace('{"accountant"', '{"units":1,"accountant"', 1))
+    with pytest.raises(DataError, match="twice"):
+        assert Run.open(run).plan
 
 
 def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
@@ -294,15 +283,10 @@ def test_an_older_checkpoint_put_back_is_found(tmp_path: Path) -> None:
 
 
 def test_a_run_of_an_older_format_is_refused_by_name(run: Path) -> None:
-    lines = (run / "ledger.jsonl").read_bytes().splitlines()
-    header = {key: value for key, value in json.loads(lines[0]).items() if key != "hash"}
-    line, _ = chain_line({**header, "format": 1}, "")
-    (run / "ledger.jsonl").write_bytes(line.encode() + b"\n")
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(canonical({**plan, "format": 1}) + "\n")
     rewrite(run, lambda record: {**record, "format": 0})
     reasons = " ".join(quick(run).reasons)
-    assert "format 1, expected a header of format 2" in reasons
     assert "plan format: got 1" in reasons
     assert "got format 0, expected 1" in reasons
 
