@@ -83,29 +83,27 @@ class Guarantee:
 
 def describe(plan: Plan, *, seeded: bool = False, complete: bool = True, evaluated: bool = True) -> Guarantee:
     """Describe the guarantee of a run: its noise from a seed, all steps taken, held-out numbers shown beside it."""
-    limitations = [
+    stopped = (
+        "The run stopped before its plan was done. The planned epsilon holds; the smaller one of the ledger holds "
+        "only if the decision to stop did not depend on anything released."
+    )
+    held_out = (
+        "Held-out data is outside the guarantee: accuracy and all other evaluation numbers are exact. If people in "
+        "the evaluation set need protection, do not publish them."
+    )
+    limitations = (
+        *([held_out] if evaluated else []),
+        *([] if complete else [stopped]),
         f"Public by declaration: the number of {plan.unit}s, the sampling rate, delta, the classes, bounds and "
         "schema of the data, and every setting.",
         "Each further run on the same data costs again. Tuning, other seeds and comparisons are not in this epsilon.",
         "How long a step takes, and how much memory, is not protected.",
-    ]
-    if not complete:
-        limitations.insert(
-            0,
-            "The run stopped before its plan was done. The planned epsilon holds; the smaller one of the ledger "
-            "holds only if the decision to stop did not depend on anything released.",
-        )
-    if evaluated:
-        limitations.insert(
-            0,
-            "Held-out data is outside the guarantee: accuracy and all other evaluation numbers are exact. If people "
-            "in the evaluation set need protection, do not publish them.",
-        )
+    )
     warning = (
         "Reproducible, not for release: noise and batches came from a seed. Whoever knows the seed can subtract the "
         "noise, so the guarantee below is that of the same run without a seed."
     )
-    return Guarantee(guarantee(plan), _promises(plan), tuple(limitations), warning if seeded else None)
+    return Guarantee(guarantee(plan), _promises(plan), limitations, warning if seeded else None)
 
 
 def describe_run(plan: Plan, ledger: LedgerState | None, record: Mapping[str, Any] | None) -> Guarantee:

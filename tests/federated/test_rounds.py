@@ -92,15 +92,13 @@ def test_a_huge_update_is_shortened_and_named_in_the_report_alone(caplog):
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (lambda update: update.double() * float("nan"), "not integers"),
-        (lambda update: update.double(), "not integers"),
+        (lambda update: update.double() * float("nan"), "float64"),
         (lambda update: update[:-1], "shape"),
         (lambda update: update.reshape(1, -1), "shape"),
-        (lambda update: torch.cat([update, update]), "shape"),
         (lambda update: update.to(torch.int64), "int64"),
         (lambda update: "out of memory", "out of memory"),
     ],
-    ids=["nan", "floats", "short", "matrix", "long", "wide", "words"],
+    ids=["nan", "short", "matrix", "wide", "words"],
 )
 def test_what_is_no_update_is_refused_and_named_and_adds_nothing(sent, why):
     without, _ = one_round(lambda client, task, update: None if client == 2 else update)

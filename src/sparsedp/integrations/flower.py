@@ -98,8 +98,7 @@ class SparseDPStrategy(Strategy):
         **unused: Any,
     ) -> FlowerResult:
         """Run all rounds that the plan still has, each for `timeout` seconds at most, and finish the run."""
-        given = [name for name, value in unused.items() if value is not None]
-        if initial_arrays is not None or num_rounds is not None or given:
+        if any(given is not None for given in (initial_arrays, num_rounds, *unused.values())):
             raise SparseDPError(
                 "start: got initial_arrays, num_rounds or configurations, expected grid and timeout alone: model, "
                 "number of rounds and evaluation are the trainer's"
@@ -139,11 +138,8 @@ class SparseDPStrategy(Strategy):
         for reply in replies:
             number = self._number_of.get(reply.metadata.src_node_id)
             if number is not None:
-                answers[number] = (
-                    f"Flower says: {_in_one_line(reply.error.reason)}"
-                    if reply.has_error()
-                    else read_answer(reply.content)
-                )
+                wrong = f"Flower says: {_in_one_line(reply.error.reason)}" if reply.has_error() else None
+                answers[number] = wrong or read_answer(reply.content)
         report = self._trainer.aggregate(self._round, answers)
         if self._on_round is not None:
             self._on_round(self._round.step + 1, report)

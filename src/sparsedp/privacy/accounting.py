@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -42,10 +41,8 @@ def silence_dp_accounting() -> Iterator[None]:
 Vector = npt.NDArray[np.floating[Any]]
 
 ROUNDING = 1e-15
-"""Taken off delta per step for the rounding of the Fourier transforms, which is not upwards as the grid's is.
-
-Composing a Gaussian with known answer, they lost up to 0.4 * 2.2e-16 of delta per step.
-"""
+"""Taken off delta per step for the rounding of the Fourier transforms, which may be downwards: composing a Gaussian
+with known answer, they lost up to 0.4 * 2.2e-16 of delta per step."""
 
 SUPPORT = 10.0
 """Standard deviations of noise the grid reaches out to; the mass beyond counts as an infinite loss."""
@@ -94,8 +91,7 @@ class PldAccountant:
     ) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts, each point built on the one before.
 
-        The last point equals `epsilon` of that many steps; the others are on the coarser grid, lowered to the
-        point that follows where that is smaller (epsilon cannot fall as steps are added).
+        The last equals `epsilon`; the others are on a coarser grid, lowered to the next where that is smaller.
         """
         known, bound = normalize_events(events), checks.delta_in_range(delta)
         if not is_private(known):
@@ -311,13 +307,11 @@ class RdpAccountant:
 Accountant = PldAccountant | RdpAccountant
 """Bounds epsilon of what was spent at a delta, under adding or removing one unit."""
 
-ACCOUNTANTS: Mapping[str, Accountant] = MappingProxyType(
-    {
-        "pld": PldAccountant(),
-        "rdp": RdpAccountant("rdp", tight_epsilon),
-        "rdp-classic": RdpAccountant("rdp-classic", classic_epsilon),
-    }
-)
+ACCOUNTANTS: Mapping[str, Accountant] = {
+    "pld": PldAccountant(),
+    "rdp": RdpAccountant("rdp", tight_epsilon),
+    "rdp-classic": RdpAccountant("rdp-classic", classic_epsilon),
+}
 """`pld` is the tightest; `rdp` and `rdp-classic` are what papers report."""
 
 

@@ -24,8 +24,6 @@ TOLERANCE, MARGIN = 0.0025, 1e-4
 """Accepted: a cost between these fractions below the target. The second is kept free, so that another machine's last
 digits do not push a recomputed epsilon over it."""
 
-EVALUATIONS = 80
-
 
 class Found(NamedTuple):
     """The noise, and d log(cost) / d log(noise) there, from which a finer search can start."""
@@ -43,7 +41,7 @@ def least_noise(cost: Callable[[float], float], target: float, start: Found, wha
     place, slope = _clamp(math.log(start.noise)), start.slope
     too_little, enough = -math.inf, math.inf
     last: tuple[float, float] | None = None
-    for _ in range(EVALUATIONS):
+    for _ in range(80):
         value = cost(math.exp(place))
         within = value <= target * (1 - MARGIN)
         if within and value >= target * (1 - TOLERANCE):
@@ -75,14 +73,12 @@ def _clamp(place: float) -> float:
 def _check_reachable(place: float, within: bool, what: str) -> None:
     if not within and place >= math.log(MOST_NOISE):
         raise OutOfReachError(
-            f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. "
-            "Raise epsilon or delta, take fewer steps, sample fewer units per step, or give phases that have their "
-            "noise already (normalise) more of it"
+            f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. Raise epsilon or delta, take fewer "
+            "steps, sample fewer units per step, or give phases that have their noise already (normalise) more of it"
         )
     if within and place <= math.log(LEAST_NOISE):
         raise PrivacyError(
-            f"{what}: so large that a noise multiplier of {LEAST_NOISE:g} costs less, which protects nobody. "
-            "Lower epsilon, or train without privacy and say so"
+            f"{what}: so large that a noise multiplier of {LEAST_NOISE:g} costs less, which protects nobody; lower it"
         )
 
 
@@ -209,7 +205,7 @@ def _open_events(plan: Plan) -> tuple[SampledGaussian, ...]:
     """The plan's phases, those that wait for their noise with noise 0."""
     if plan.is_calibrated:
         raise PrivacyError(
-            "every phase has its noise already; set it to 0 (plan.with_noise) where it is to be found"
+            "every phase has its noise already; set it to 0 (plan.with_noise) to have it found"
         )
     return plan.events()
 
@@ -279,12 +275,8 @@ class RdpFilter:
 
     def declared(self, first: Plan) -> Plan:
         """The first run's plan, its noise as it is, holding the cap and the order before anything is released."""
-        return replace(
-            first,
-            target_epsilon=self.epsilon,
-            accountant=FILTER,
-            continuation=PriorSpending(self.order, 0.0, ()),
-        )
+        none = PriorSpending(self.order, 0.0, ())
+        return replace(first, target_epsilon=self.epsilon, accountant=FILTER, continuation=none)
 
     def cost(self, events: Iterable[SampledGaussian]) -> float:
         """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""

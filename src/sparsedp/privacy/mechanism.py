@@ -1,8 +1,7 @@
 """The Gaussian mechanism: the only place where private sums become releases.
 
-A release is paid for, summed, rounded to a public grid, added up over processes, and given integer noise. Everything
-that follows is post-processing. The grid's step is the noise's standard deviation over a power of two; it follows
-from public numbers alone: clip norm, noise multiplier, number of coordinates. `docs/privacy.md` has the theorem.
+A release is paid for, summed, rounded to a public grid, added up over processes, and given integer noise. The grid's
+step is the noise's standard deviation over a power of two, a public number. `docs/privacy.md` has the theorem.
 """
 
 from __future__ import annotations
@@ -87,13 +86,8 @@ _SEAL = object()
 class Release:
     """A privatized mean gradient on a support. Safe to use in any way: all that follows is post-processing.
 
-    Attributes:
-        support: the coordinates it lives on.
-        mean: k-vector, noisy sum divided by the *expected* batch size, in gradient space.
-        noise_scale: k-vector, standard deviation of the noise in `mean`, per coordinate.
-        phase: name of the plan's phase it was charged to.
-        step: index of the step in the plan.
-        publishable: False when a seed was used: reproducible, not for release.
+    `mean` is the noisy sum divided by the *expected* batch size, in gradient space, `phase` and `step` what it was
+    charged to; not `publishable` if a seed was used: reproducible, not for release.
     """
 
     __slots__ = ("_mean", "_noise_scale", "phase", "publishable", "step", "support")
@@ -223,8 +217,7 @@ class Grid:
         steps = torch.div(part, self.step, out=room[: part.numel()])
         if not within(steps, most):
             raise PrivacyError(
-                "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
-                "the model or the engine, that takes more units than a grid has room for"
+                "the clipped sum is not finite or too large for its grid; nothing was released"
             )
         return steps.round_()
 

@@ -31,8 +31,7 @@ class PrivateNormalisation:
         noise_multiplier: of each of the two releases.
         clip_norm: L2 bound on a unit's vector of channel means, and on its vector of spreads, in units of the inputs.
         centre: False leaves the means out: one release, of the spreads around zero, and zero stays zero.
-        columns: numbers of the channels that are measured and scaled, for tables of mixed columns; None for all. The
-            others stay as they are, and neither take part in the clip nor get noise.
+        columns: numbers of the channels that are measured and scaled; None for all. The others stay as they are.
 
     Formal guarantees:
         Clip norm and columns are public, so they must not be chosen by looking at the private data.

@@ -15,7 +15,6 @@ from sparsedp.errors import PrivacyError
 if TYPE_CHECKING:
     from sparsedp.clipping import Clip
 
-
 FLAT, AUTO = "flat", "auto"
 """How a unit's gradient is clipped, beside norms by group: to one norm, or to nearly that norm always."""
 
@@ -30,7 +29,6 @@ class Phase:
 
     Attributes:
         name: unique in its plan; charges carry it.
-        steps: how many releases it makes.
         sampling_rate: Poisson probability q of each unit in each step; 1 is a plain Gaussian release.
         clip_norm: L2 bound on a unit's contribution.
         noise_multiplier: noise standard deviation over `clip_norm`; 0 until it is calibrated.
@@ -132,8 +130,7 @@ class PriorSpending:
     """What earlier runs on the same units spent, and the cap over all of them; made by `RdpFilter.calibrate`.
 
     Attributes:
-        order: the filter's fixed Renyi order.
-        spent: Renyi divergence of that order spent by the earlier runs.
+        order: the filter's fixed Renyi order, of which the earlier runs `spent`.
         ledgers: heads of the earlier runs' ledgers; none for a first run, which declares cap and order.
         run: names the run that the plan is for, so that no other counts on the same remainder; empty for any.
     """
@@ -209,27 +206,22 @@ def is_private(events: Sequence[SampledGaussian]) -> bool:
 
 FILTER = "rdp-filter"
 """The accountant of plans that continue earlier runs."""
-
 FORMAT = 2
 """Version of the JSON form; others are refused."""
-
 _USUAL = (("count_share", 0.0), ("clipping", FLAT), ("loss_bound", 0.0))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Phases and what they protect. Sampler, mechanism, ledger and accountant all read it; nothing is typed twice.
+    """Phases of a method, in order, and what they protect. Sampler, mechanism, ledger and accountant all read it.
 
     Attributes:
-        method: name of the training method.
-        phases: in the order they run.
         units: the number N of privacy units; public.
         unit: what a unit is: "row", or the name of the column that identifies it.
-        steps_per_epoch: training steps in one epoch.
-        delta: the delta of the guarantee; None only for plans without a target.
+        delta: of the guarantee; None only for plans without a target.
         target_epsilon: what the noise was calibrated to; None when it was not.
-        accountant: the accountant it was calibrated with; set exactly when `target_epsilon` is.
+        accountant: what it was calibrated with; set exactly when `target_epsilon` is.
         continuation: set when the plan continues earlier runs: target and delta then cap the total.
         spec: what it was made from, as JSON, the method's row included; read by `methods.PlanConfig`.
     """

@@ -95,11 +95,7 @@ class GradientSum(BoundedSum):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ClippedVectorSum(BoundedSum):
-    """The clipped sum of explicit vectors, one per unit.
-
-    Edge cases:
-        A vector that is not finite counts as zero.
-    """
+    """The clipped sum of explicit vectors, one per unit; one that is not finite counts as zero."""
 
     vectors: Tensor
     clip: Clip
