@@ -112,7 +112,7 @@ def test_plans_that_cannot_be_calibrated_get_a_clear_error():
         with pytest.raises(PrivacyError, match="phase1_budget"):
             NominalSplit(budget)
     greedy = Phase("statistics", 1, 1.0, 1.0, 0.5)
-    with pytest.raises(PrivacyError, match="have their noise already"):
+    with pytest.raises(PrivacyError, match="have noise already"):
         calibrate(replace(plan(10), phases=(greedy, *plan(10).phases)), 1.0, DELTA)
 
 

@@ -73,8 +73,8 @@ def _clamp(place: float) -> float:
 def _check_reachable(place: float, within: bool, what: str) -> None:
     if not within and place >= math.log(MOST_NOISE):
         raise OutOfReachError(
-            f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. Raise epsilon or delta, take fewer "
-            "steps, sample fewer units per step, or give phases that have their noise already (normalise) more of it"
+            f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. Raise epsilon or delta, take "
+            "fewer steps, sample fewer units per step, or give phases that have noise already (normalise) more of it"
         )
     if within and place <= math.log(LEAST_NOISE):
         raise PrivacyError(
