@@ -30,7 +30,6 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping, make_engine
-from sparsedp.grad_sample.embedding import Pairs
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
 from sparsedp.grad_sample.query import keep_largest
 from sparsedp.grad_sample.sampler import make_blocks
@@ -485,21 +484,3 @@ def test_a_table_keeps_only_its_active_rows():
     assert blocks["bag.weight"].shape == (1, WIDTH)
     lookup = blocks["table.weight"].place_of_row
     assert {r: int(p) for r, p in enumerate(lookup) if p >= 0} == {0: 0, 3: 1, 7: 2, 49: 3}
-
-
-@pytest.mark.parametrize("width", [1, 4, 64, 100])
-@pytest.mark.parametrize("pairs", [0, 1, 5000])
-def test_pairs_in_order_are_added_up_one_after_the_other_to_the_bit(pairs, width):
-    """So that a seeded run's sums are the same whichever way they are made."""
-    torch.manual_seed(2)
-    rows = torch.randint(0, pairs // 4 + 1, (pairs,)).sort().values
-    gradients = torch.randn(pairs, width)
-    touched, sums = Pairs(rows, rows, gradients, by_row=True).added_up(gradients)
-    expected: dict[int, Tensor] = {}
-    for row, gradient in zip(rows.tolist(), gradients, strict=True):
-        expected[row] = expected[row] + gradient if row in expected else gradient
-    assert touched.tolist() == sorted(expected)
-    assert all(torch.equal(found, expected[int(row)]) for row, found in zip(touched, sums, strict=True))
-    unordered = Pairs(rows, rows, gradients, by_row=False).added_up(gradients)
-    assert torch.equal(unordered[0], touched)
-    assert torch.equal(unordered[1], sums)

@@ -19,29 +19,21 @@ from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, UnitPlaces,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """The gradient [p, e] of every pair of an active row and an owner whose tokens touch it. Each pair comes once.
-
-    `by_row` says that they are sorted by row, so that none need be sorted again.
-    """
+    """The gradient [p, e] of every pair of an active row and an owner whose tokens touch it, each once, by row."""
 
     rows: Tensor
     owners: Tensor
     gradients: Tensor
-    by_row: bool
 
     def added_up(self, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """The rows, each once and sorted, and for each the sum of its pairs' gradients, in the order of the pairs."""
-        if self.by_row:
-            starts = _starts(self.rows)
-            every = torch.arange(self.rows.numel(), device=self.rows.device)
-            return self.rows.index_select(0, starts), F.embedding_bag(every, gradients, starts, mode="sum")
-        rows, within = torch.unique(self.rows, return_inverse=True)
-        sums = gradients.new_zeros(rows.numel(), gradients.shape[1])
-        return rows, sums.index_add_(0, within, gradients)
+        starts = _starts(self.rows)
+        every = torch.arange(self.rows.numel(), device=self.rows.device)
+        return self.rows.index_select(0, starts), F.embedding_bag(every, gradients, starts, mode="sum")
 
     def heard(self, weights: Tensor) -> Pairs:
         kept = _where(weights != 0)
-        return Pairs(self.rows[kept], self.owners[kept], self.gradients[kept], self.by_row)
+        return Pairs(self.rows[kept], self.owners[kept], self.gradients[kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +79,10 @@ class TokenRows(GradSampler):
         owner_bits = max(0, self.examples - 1).bit_length()
         keys, order = _sorted(self.places << owner_bits | self.owners, most=self.rows << owner_bits)
         starts = _starts(keys)
-        if starts.numel() == keys.numel():
-            return Pairs(self.places, self.owners, self.gradients, by_row=False)
         found = keys.index_select(0, starts)
         taken = order if self.kept is None else self.kept.index_select(0, order)
         total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
-        return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total, by_row=True)
+        return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total)
 
     def has_ghost_norm(self, metric: Metric) -> bool:
         return True

@@ -67,11 +67,7 @@ def isolated_losses(
 ) -> Tensor:
     """Compute the loss of every example alone: [n], with the graph of the vectorised operations.
 
-    Args:
-        model: Given a batch of one; its parameters are closed over.
-        loss: `loss(model, rows)`, given a batch of one; one number.
-        rows: Tensors with a leading axis of examples, in any structure. What is no tensor is given as it is.
-        values: Values [n, ...] in the place of named parameters, one for each example.
+    `values` [n, ...] take the place of named parameters, one for each example. What is no tensor is given as it is.
 
     Formal guarantees: the loss of an example is a function of the example, the parameters and the random numbers
     drawn for it; no operation of the model's has another example among its operands.
@@ -86,13 +82,9 @@ def isolated_losses(
 
 
 def isolated(model: nn.Module, function: Callable[..., Any], rows: Batch, *more: Any) -> Any:
-    """What a function gives for every example alone, vectorised: tensors [n, ...] in the structure it returns.
+    """What a function that calls the model gives for every example alone, tensors [n, ...] in its structure.
 
-    Args:
-        model: What the function calls.
-        function: Given a batch of one, and of every further argument what belongs to that example.
-        rows: As for `isolated_losses`.
-        more: Structures of tensors [n, ...].
+    It is given a batch of one and, of further arguments with tensors [n, ...], what belongs to the example.
     """
     leaves, tree = pytree.tree_flatten(rows)
     batched = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
@@ -108,13 +100,8 @@ def isolated(model: nn.Module, function: Callable[..., Any], rows: Batch, *more:
 def why_not_isolated(model: nn.Module, loss: LossFunction, rows: Batch) -> str | None:
     """Say why PyTorch cannot vectorise a model and its loss, or None; forward and backward on made-up examples.
 
-    Args:
-        model: Left as it is, but for what its own forward writes.
-        loss: `loss(model, rows)`.
-        rows: Their structure, shapes and dtypes alone are looked at.
-
-    Raises:
-        Exception: the model's own, where it cannot run on single made-up examples either.
+    Of `rows`, structure, shapes and dtypes alone are looked at. Raises the model's own error where it cannot run on
+    single made-up examples either.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -171,9 +158,6 @@ def _looks_below(model: nn.Module, loss: LossFunction, single: Batch, device: to
     """What of a model would be given or would draw for all examples at once, below the vectorised level, or None.
 
     What is called does not depend on values there, so an example tells it for all.
-
-    Raises:
-        ModelError: it draws from a generator of its own, or from one that it seeds.
     """
     modes: list[str] = []
     enter: Any = TorchDispatchMode.__enter__
@@ -267,11 +251,7 @@ Found = TypeVar("Found")
 
 
 def on_made_up(run: Callable[[str], Found]) -> Found:
-    """What a run on made-up examples gives, of the first kind that the model takes.
-
-    Raises:
-        Exception: the model's own on the first kind, where it takes none.
-    """
+    """What a run on made-up examples gives, of the first kind that the model takes; else its error on the first."""
     errors = []
     for kind in MADE_UP:
         try:
@@ -285,9 +265,7 @@ def on_made_up(run: Callable[[str], Found]) -> Found:
 def fork_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
     """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
 
-    Args:
-        seed: Secret, of 32 bytes; without one they go on from where they stand.
-        device: Whose generator is forked besides.
+    Without a secret seed, of 32 bytes, they go on from where they stand.
     """
     if seed is None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -327,43 +305,22 @@ _SAME_DRAWS: list[bool] = []
 @contextmanager
 def isolation(model: nn.Module) -> Iterator[None]:
     """What the vectorised run of a model needs: compiled parts run as written, Transformers takes it for a trace."""
+    functorch: Any = torch._C._functorch
     parts = list(model.modules())
     with ExitStack() as stack, fixed_draws(next(model.parameters()).device):
         stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(NO_SAVED_TENSOR_HOOKS))
-        stack.enter_context(_slow_loops_are_silent())
-        if any(map(_is_compiled, parts)):
+        # No message during a step: operators that PyTorch runs in a loop are announced before training.
+        functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
+        stack.callback(functorch._set_vmap_fallback_warning_enabled, True)
+        if any(p._compiled_call_impl is not None or type(p).__name__ == "OptimizedModule" for p in parts):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(type(part).__module__.startswith("transformers.") for part in parts):
-            stack.enter_context(_traced())
+            # It looks at the values of attention masks to save work, unless it is traced. A vectorised run is.
+            stack.callback(setattr, torch.compiler, "_is_compiling_flag", torch.compiler._is_compiling_flag)
+            torch.compiler._is_compiling_flag = True
         _ISOLATED.append(True)
         stack.callback(_ISOLATED.pop)
         yield
-
-
-def _is_compiled(part: nn.Module) -> bool:
-    return part._compiled_call_impl is not None or type(part).__name__ == "OptimizedModule"
-
-
-@contextmanager
-def _traced() -> Iterator[None]:
-    """Transformers looks at the values of attention masks to save work, unless it is traced. A vectorised run is."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
-@contextmanager
-def _slow_loops_are_silent() -> Iterator[None]:
-    """No message during a step: operators that PyTorch runs in a loop are announced before training."""
-    functorch: Any = torch._C._functorch
-    functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class _InItsPlace(nn.Module):
