@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import AutomaticClip, FlatClip, Standardized
+from sparsedp.clipping import AutomaticClip, FlatClip
 from sparsedp.grad_sample import (
     ENGINES,
     BookKeepingEngine,
@@ -33,13 +33,21 @@ from sparsedp.grad_sample import (
 )
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.linear import SequenceOuter
-from sparsedp.grad_sample.sampler import Metric, Workspace
+from sparsedp.grad_sample.sampler import Metric
 from sparsedp.parameters import Support
 
 # Sensitivity, measured: one record or one unit, whatever it holds, moves the clipped sum by at most C.
 
 
-MODELS = ["linear", "linear-sequence", "linear-wide", "conv2d", "conv2d-shifts", "conv2d-depthwise", "conv3d"]
+MODELS = [
+    "linear",
+    "linear-sequence",
+    "linear-wide",
+    "conv2d",
+    "conv2d-many-channels",
+    "conv2d-depthwise",
+    "conv3d",
+]
 MODELS += ["embedding-repeated", "embedding-padding", "layer-norm-sequence", "group-norm", "rms-norm"]
 MODELS += ["own-parameter", "attention", "perceptron", "cnn", "text"]
 RECORDS = {
@@ -326,22 +334,16 @@ def test_the_engine_equals_a_plain_loop(always, monkeypatch, case, most_terms):
     assert_equals_a_plain_loop(BookKeepingEngine(model, loss), model, rows)
 
 
-@pytest.mark.parametrize("case", ["linear-sequence", "conv2d-shifts"])
-def test_rows_of_one_unit_are_added_before_they_are_measured(always, case):
-    model, rows = CASES[case].make(torch.float64)
-    assert_equals_a_plain_loop(BookKeepingEngine(model, loss), model, rows, units=[0, 0, 1, 2, 2, 2])
-
-
 def output_sum(model, rows):
     return model(rows).float().flatten(1).sum(1)
 
 
 def sequence(a, b):
-    return SequenceOuter(a, b, Workspace())
+    return SequenceOuter(a, b)
 
 
 def convolution(a, b):
-    return ConvWeight(a, b, (1,), (1,), (1,), 1, Workspace(), (0,))
+    return ConvWeight(a, b, (1,), (1,), (0,), (1,), 1)
 
 
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])
@@ -418,105 +420,3 @@ def test_gram_matrices_are_used_where_they_cost_less(positions, inputs, outputs,
     source = sequence(torch.empty(1, positions, inputs), torch.empty(1, positions, outputs))
     assert source.has_ghost_norm(AS_IT_IS) is expected
     assert not source.has_ghost_norm(Metric(torch.ones(outputs, inputs), None))
-
-
-# Float rounding may not carry a record past the clip: norms and sums must see the same numbers.
-
-
-def linear_loss(model, rows):
-    """The gradient of a row is the row itself, so that its norm is known."""
-    return model(rows).squeeze(1)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "every"), [(8192, 2), (8192, 3), (8192, 10), (200_000, 2), (200_000, None)]
-)
-@pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1234567])
-def test_a_constant_record_in_many_features_stays_within_the_clip(value, inputs, every):
-    """Long float32 sums of equal squares fall short of the truth."""
-    left_out = torch.zeros(inputs, dtype=torch.bool) if every is None else torch.arange(inputs) % every == 0
-    query = ClippedSumQuery(Support((~left_out).nonzero().flatten(), len(left_out)), FlatClip(1.0))
-    engine = BookKeepingEngine(nn.Linear(inputs, 1, bias=False), linear_loss)
-    assert float(engine.clipped_sum([MicroBatch(torch.full((1, inputs), value))], query).norm()) <= 1
-
-
-def test_a_constant_record_in_a_large_sequence_layer_stays_within_the_clip():
-    model = nn.Linear(512, 512, bias=False)
-    query = ClippedSumQuery(Support.full(512 * 512), FlatClip(1.0))
-    total = BookKeepingEngine(model, output_sum).clipped_sum(
-        [MicroBatch(torch.full((1, 4, 512), 0.7))], query
-    )
-    assert float(total.norm()) <= 1
-
-
-@pytest.mark.parametrize("centre", [10.0, 1000.0])
-def test_a_far_centre_does_not_let_rounding_past_the_clip(centre):
-    generator = torch.Generator().manual_seed(1)
-    model = nn.Linear(200, 1, bias=False)
-    geometry = Standardized(torch.full((200,), centre), torch.ones(200))
-    query = ClippedSumQuery(Support.full(200), FlatClip(1.0), geometry)
-    rows = centre + torch.randn(2000, 200, generator=generator)
-    engine = BookKeepingEngine(model, linear_loss)
-    change = engine.clipped_sum([MicroBatch(rows)], query) - engine.clipped_sum(
-        [MicroBatch(rows[:-1])], query
-    )
-    assert float(change.norm()) <= 1
-
-
-# Thousands of records that all pull the same way: one more moves the sum by at most C, in every dtype.
-
-
-class Gain(nn.Module):
-    """No layer of the table."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(50, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.to(self.gain.dtype) * self.gain).sum(1, keepdim=True)
-
-
-def moved(model: nn.Module, rows: Tensor, without: int) -> float:
-    """How far one record moves the sum of all."""
-    engine = BookKeepingEngine(model, output_sum)
-    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
-    others = torch.cat([rows[:without], rows[without + 1 :]])
-    sums = [engine.clipped_sum([MicroBatch(x)], query) for x in (rows, others)]
-    assert not engine.falls_back
-    return float((sums[0] - sums[1]).norm())
-
-
-def aligned(kind: str, count: int, shape: tuple[int, ...]) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    base = 20 * torch.rand(1, *shape, generator=generator) + 4
-    if kind == "identical":
-        return base.repeat(count, *[1] * len(shape))
-    if kind == "nearly":
-        return base + 0.2 * torch.rand(count, *shape, generator=generator)
-    return (base + 6 * torch.rand(7, *shape, generator=generator))[torch.arange(count) % 7]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("kind", ["identical", "nearly", "periodic"])
-def test_a_module_without_a_fast_path_in_half_precision(kind, dtype):
-    rows = aligned(kind, 2000, (50,))
-    assert all(moved(Gain(dtype), rows, without) <= 1 for without in (0, 1000, 1999))
-
-
-@pytest.mark.parametrize("kind", ["identical", "nearly", "periodic"])
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.Linear(50, 1, bias=False), (50,)),
-        (nn.Linear(600, 3, bias=False), (600,)),
-        (nn.Linear(20, 20), (4, 20)),
-        (nn.Conv2d(3, 8, 3), (3, 6, 6)),
-        (nn.Conv2d(16, 4, 3), (16, 4, 4)),
-        (nn.LayerNorm(30), (30,)),
-    ],
-    ids=["linear", "few outputs", "sequence", "convolution", "shifts", "norm"],
-)
-def test_layers_of_the_table_in_float32(layer, shape, kind):
-    rows = aligned(kind, 4000, shape)
-    assert all(moved(layer, rows, without) <= 1 for without in (0, 3999))

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_cases import (
-    GEOMETRIES,
-    STRUCTURES,
-    By,
-    Case,
-    assert_equals_a_plain_loop,
-    autocast,
-    bare,
-    by,
-    cosine,
-    linear,
-    loss,
-    written,
-)
+from gradient_cases import GEOMETRIES, By, Case, assert_equals_a_plain_loop, bare, by, linear, loss, written
+from structure_cases import SHARING, STRUCTURES, autocast, cosine, perceptron
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.checkpoint import checkpoint
 
-from sparsedp.batch import MicroBatch, slice_batch
-from sparsedp.clipping import FlatClip
+from sparsedp.batch import MicroBatch, from_criterion, slice_batch
+from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.rules import RULES, Rule
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness
+from sparsedp_experiments.models import dp_cnn, mnist_cnn
 
 UNITS = [0, 0, 1, 2, 2, 2, 3]
 SAMPLES = 7
@@ -46,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 NOT_VECTORISED = ("packed", "bilinear", "checkpointed")
-WITHOUT_A_FORMULA = {"token-written-in-place"}
+WITHOUT_A_FORMULA = {"token-written-in-place", "divided"}
 
 
 def checked(case: Case, geometry: str = "identity", units=None, loss=loss) -> BookKeepingEngine:
@@ -74,140 +60,6 @@ def test_the_fast_path_equals_a_plain_loop(case, geometry, units, caplog):
     assert len(caplog.records) == (engine.falls_back or case in WITHOUT_A_FORMULA)
 
 
-def tied(build: Callable[[], nn.Sequential], to: int, source: int = 0) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        model = build()
-        model[to].weight = model[source].weight
-        return model
-
-    return make
-
-
-def frozen(build: Callable[[], nn.Module], *names: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        model = build()
-        for name in names:
-            model.get_parameter(name).requires_grad_(False)
-        return model
-
-    return make
-
-
-def twice(layer: nn.Module) -> nn.Module:
-    return nn.Sequential(layer, nn.Tanh(), layer)
-
-
-class Scaled(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.scale, self.inner = nn.Parameter(torch.full((1,), 1.5)), inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * self.inner(x)
-
-
-class InsideAndOutside(nn.Module):
-    """A layer used by itself and in a module that the engine does not know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(5, 5)
-        self.custom = Scaled(self.body)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.custom(torch.tanh(self.body(x)))
-
-
-def without_gradient(m: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        features = m.body(x)
-    return m.head(features)
-
-
-def turned_in_place(m: nn.Module, x: Tensor) -> Tensor:
-    turned = m.body(x).transpose(0, 1)
-    turned.relu_()
-    return m.head(turned).transpose(0, 1)
-
-
-def part_in_place(m: nn.Module, x: Tensor) -> Tensor:
-    hidden = m.body(x)
-    hidden[:, :2] *= 3
-    return m.head(hidden)
-
-
-def tripled_by_a_hook() -> nn.Module:
-    model = perceptron()
-    model[0].register_forward_hook(lambda module, args, output: output * 3)
-    return model
-
-
-def perceptron() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-def in_place() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3), nn.ELU(inplace=True))
-
-
-class Sorting(nn.GRU):
-    """Packs its rows by their content."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        lengths = 1 + (x[:, 0, 0] > 0).long() + (x[:, 1, 1] > 0)
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return super().forward(packed)[1].transpose(0, 1)
-
-
-BODIES = {"body": linear(4, 5), "head": linear(5, 3)}
-TWO = {"other": linear(4, 3), "used": linear(4, 3)}
-SHARING = {
-    "two layers with one weight": Case(
-        tied(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), 2), (4,)
-    ),
-    "two convolutions with one weight": Case(
-        tied(
-            lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 3, stride=2)), 2
-        ),
-        (2, 5, 5),
-    ),
-    "an embedding tied to the output": Case(
-        tied(lambda: nn.Sequential(nn.Embedding(6, 4), nn.Tanh(), nn.Linear(4, 6, bias=False)), 2),
-        (5,),
-        tokens=6,
-    ),
-    "a layer called twice": written((4,), lambda m, x: m.layer(m.layer(x).tanh()), layer=linear(4, 4)),
-    "a module under two names": Case(lambda: twice(nn.Linear(4, 4)), (4,)),
-    "a layer inside and outside another": Case(InsideAndOutside, (5,)),
-    "a convolution on two sizes": written(
-        (17, 4, 4),
-        lambda m, x: m.conv(x).flatten(1).sum(1, keepdim=True) + m.conv(x[:, :, ::2, ::2]).flatten(1),
-        conv=lambda: nn.Conv2d(17, 3, 2),
-    ),
-    "a weight used by hand too": written(
-        (3,), lambda m, x: m.layer(x) + F.linear(x.sin(), m.layer.weight), layer=linear(3, 4)
-    ),
-    "a weight used by hand only": written(
-        (4,), lambda m, x: m.body(x) @ m.head.weight.T, body=linear(4, 3), head=linear(3, 2, bias=False)
-    ),
-    "frozen layers": Case(frozen(perceptron, "0.weight", "0.bias"), (4,)),
-    "a frozen bias": Case(frozen(lambda: nn.Sequential(nn.Conv1d(4, 3, 2), nn.Tanh()), "0.bias"), (4, 5)),
-    "a frozen weight": Case(frozen(lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Tanh()), "0.weight"), (4, 3)),
-    "never called": written((4,), lambda m, x: m.used(x), **TWO),
-    "detached": written((4,), lambda m, x: m.used(x) + 0 * m.other(x).detach(), **TWO),
-    "output ignored": written((4,), lambda m, x: (m.other(x), m.used(x))[1], **TWO),
-    "called without gradient": written((4,), without_gradient, **BODIES),
-    "in place on sequences": Case(in_place, (3, 4)),
-    "in place": Case(in_place, (4,)),
-    "in place, turned": written((3, 4), turned_in_place, **BODIES),
-    "a part in place": written((4,), part_in_place, **BODIES),
-    "called by keyword": written((4,), lambda m, x: m.layer(input=x), layer=linear(4, 3)),
-    "a forward hook": Case(tripled_by_a_hook, (4,)),
-    "dropout of nothing": Case(
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.0), nn.Linear(5, 3)), (4,)
-    ),
-    "packed in a subclass": Case(lambda: Sorting(3, 4), (3, 3)),
-}
 OFF_THE_FAST_PATH = {"in place, turned", "packed in a subclass"}
 
 
@@ -314,21 +166,6 @@ def test_half_precision_activations_are_measured_in_full(build):
     assert not engine.falls_back
 
 
-def test_mixed_dtypes_in_one_model():
-    torch.manual_seed(0)
-    model = By(lambda m, x: m.head(m.body(x).double()), body=nn.Linear(4, 5), head=nn.Linear(5, 3).double())
-    rows = (torch.randn(SAMPLES, 4), torch.linspace(0.2, 2.0, SAMPLES))
-    for make in ENGINES.values():
-        assert_equals_a_plain_loop(make(model, loss), model, rows, tolerance=3e-5)
-
-
-def test_a_column_of_losses_is_accepted():
-    def column(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
-        return loss(model, rows).unsqueeze(1)
-
-    checked(Case(linear(4, 3), (4,)), loss=column)
-
-
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_a_gradient_inside_the_loss_gives_the_sum_of_a_plain_loop(kind):
     def steep(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -411,11 +248,6 @@ def test_changed_weights_are_seen_and_a_changed_model_is_refused():
         total_of(engine, rows)
 
 
-def test_activation_checkpointing_inside_a_plain_module_is_right():
-    body = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    checked(written((4,), lambda m, x: checkpoint(m.body, x, use_reentrant=False), body=lambda: body))
-
-
 def test_nothing_of_a_chunk_outlives_it():
     """A node that held what it gave out would keep itself alive, and all of its sequence with it."""
     deep = nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
@@ -433,3 +265,44 @@ def test_nothing_of_a_chunk_outlives_it():
     finally:
         gc.enable()
     assert others == [first, first]
+
+
+# An outside check: the dense clipped sums of the papers' CNNs are those of Opacus's hooks.
+
+
+PAPERS = {"mnist-cnn": (mnist_cnn, (1, 28, 28), 24), "dp-cnn": (dp_cnn, (3, 32, 32), 6)}
+OPACUS_CLIP = 0.5
+
+
+def opacus_clipped_sum(model: nn.Module, rows: tuple[Tensor, Tensor], clip_norm: float) -> Tensor:
+    """The sum Opacus's DPOptimizer forms before it adds noise."""
+    opacus = pytest.importorskip("opacus")
+    from opacus.optimizers import DPOptimizer
+
+    wrapped = opacus.GradSampleModule(model)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        noise_multiplier=0.0,
+        max_grad_norm=clip_norm,
+        expected_batch_size=len(rows[0]),
+    )
+    F.cross_entropy(wrapped(rows[0]), rows[1]).backward()
+    norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in model.parameters()]).norm(dim=0)
+    assert float(norms.min()) > max(1.0, 1.5 * OPACUS_CLIP)
+    optimizer.clip_and_accumulate()
+    return torch.cat([p.summed_grad.reshape(-1) for p in model.parameters()]).double()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", PAPERS)
+def test_dense_clipped_sums_are_those_of_opacus(name):
+    build, shape, samples = PAPERS[name]
+    torch.manual_seed(0)
+    model = build(shape, 10)
+    rows = (4 * torch.randn(samples, *shape), torch.randint(0, 10, (samples,)))
+    loss = from_criterion(nn.CrossEntropyLoss(reduction="none"))
+    engine = ENGINES["bookkeeping"](model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(OPACUS_CLIP))
+    ours = engine.clipped_sum([MicroBatch(rows)], query)
+    theirs = opacus_clipped_sum(model, rows, OPACUS_CLIP / (1 + ROUNDING_MARGIN))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from sparsedp.grad_sample.sampler import (
     squared_norms_of,
 )
 
-_Grouped = tuple[list[GradSampler], Tensor | None]
-"""One parameter's samplers, and the unit of each example if gradients are still to be added up by it."""
-
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
@@ -38,7 +35,6 @@ class Chunk:
     examples: int
     units: Tensor | None
     samplers: Mapping[str, list[GradSampler]]
-    _known: dict[str, _Grouped] = field(default_factory=dict, init=False)
 
     @property
     def unit_count(self) -> int:
@@ -48,22 +44,21 @@ class Chunk:
     def _places(self) -> UnitPlaces | None:
         return None if self.units is None else UnitPlaces.of(self.units)
 
-    def _grouped(self, name: str) -> _Grouped:
-        if name not in self._known:
-            samplers, units = self.samplers[name], self.units
-            if units is not None:
-                by_unit = [sampler.by_unit(units, self._places) for sampler in samplers]
-                if all(sampler is not None for sampler in by_unit):
-                    samplers, units = [sampler for sampler in by_unit if sampler is not None], None
-            self._known[name] = samplers, units
-        return self._known[name]
+    @functools.cached_property
+    def grouped(self) -> dict[str, tuple[list[GradSampler], Tensor | None]]:
+        """Each parameter's samplers, and the unit of each example if gradients come whole, to be added up by it."""
+        return {name: self._by_unit(samplers) for name, samplers in self.samplers.items()}
 
-    def comes_whole(self, name: str) -> bool:
-        return self._grouped(name)[1] is not None
+    def _by_unit(self, samplers: list[GradSampler]) -> tuple[list[GradSampler], Tensor | None]:
+        if self.units is None:
+            return samplers, None
+        found = [sampler.by_unit(self.units, self._places) for sampler in samplers]
+        known = [sampler for sampler in found if sampler is not None]
+        return (known, None) if len(known) == len(samplers) else (samplers, self.units)
 
     def explicit(self, name: str, span: slice) -> Tensor:
         """One parameter's gradients, [contributions, scalars]: of some, or of all where they come whole."""
-        (first, *others), units = self._grouped(name)
+        (first, *others), units = self.grouped[name]
         gradients = first.explicit(span)
         if others and span != slice(None):
             gradients = gradients.clone()  # the next sampler's lie in the same room
@@ -77,7 +72,7 @@ class Chunk:
         """The parameter's gradients, per unit where there are units, if formulas hold; the same object again."""
         if name not in self.samplers:
             return None
-        (first, *others), units = self._grouped(name)
+        (first, *others), units = self.grouped[name]
         return None if others or units is not None or not first.has_ghost_norm(metric) else first
 
     def restricted(self, blocks: Mapping[str, Block]) -> Tensor:
@@ -186,7 +181,10 @@ class ClippedSum:
                 squared[group] += metric.squared_constant()
             elif (ghost := chunk.ghost_norm(name, metric)) is not None:
                 squared[group] += ghost.squared_norms(metric)
-            elif chunk.comes_whole(name) or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep:
+            elif (
+                chunk.grouped[name][1] is not None
+                or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep
+            ):
                 kept[name] = metric.apply_(chunk.explicit(name, slice(None)))
                 squared[group] += squared_norms_of(kept[name])
             else:

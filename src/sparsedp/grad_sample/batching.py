@@ -68,34 +68,30 @@ def _bags(name: str) -> Rule:
         indices = _to_front(indices, axes[1], count)
         bags = len(offsets) - include_last if axes[2] is None else 0
         length = indices.shape[1] // max(bags, 1)
-        if not bags or not bool((offsets.diff() == length).all()) or length * bags != indices.shape[1]:
-            raise RuntimeError("embedding_bag: bags of different lengths cannot be vectorised")
+        even = bags and bool((offsets.diff() == length).all()) and length * bags == indices.shape[1]
+        if not even or mode == 2:
+            raise RuntimeError(
+                "embedding_bag: bags of different lengths, or their largest, cannot be vectorised"
+            )
         own = None if weights is None else _to_front(weights, axes[6], count).reshape(count, bags, length)
         table = indices.reshape(count, bags, length)
-        kept = None if padding is None or padding < 0 else table != padding
-        if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
+        kept = None if padding is None or padding < 0 else (table != padding).unsqueeze(-1)
+        if axes[0] is not None:  # every example has a table of its own
             weight = _to_front(weight, axes[0], count)
             table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
             weight = weight.flatten(0, 1)
-        found = _reduce_bags(F.embedding(table, weight), mode, own, kept)
+        vectors = F.embedding(table, weight)
+        if own is not None:
+            vectors = vectors * own.unsqueeze(-1)
+        if kept is None:
+            found = vectors.mean(-2) if mode == 1 else vectors.sum(-2)
+        else:
+            found = vectors.masked_fill(~kept, 0.0).sum(-2)
+            found = found / kept.sum(-2).clamp(min=1) if mode == 1 else found
         unused = found.new_empty(count, 0)
         return found, unused, unused, unused
 
     return rule
-
-
-def _reduce_bags(vectors: Tensor, mode: int, weights: Tensor | None, kept: Tensor | None) -> Tensor:
-    """What `nn.EmbeddingBag` makes of a bag's vectors [..., entries, f]: 0 sum, 1 mean, 2 the largest."""
-    if weights is not None:
-        vectors = vectors * weights.unsqueeze(-1)
-    if kept is None:
-        return vectors.max(-2).values if mode == 2 else vectors.mean(-2) if mode == 1 else vectors.sum(-2)
-    kept = kept.unsqueeze(-1)
-    if mode == 2:
-        largest = vectors.masked_fill(~kept, -torch.inf).max(-2).values
-        return torch.where(kept.any(-2), largest, torch.zeros_like(largest))
-    total = vectors.masked_fill(~kept, 0.0).sum(-2)
-    return total / kept.sum(-2).clamp(min=1) if mode == 1 else total
 
 
 @batching_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")

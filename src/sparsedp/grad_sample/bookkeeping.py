@@ -278,21 +278,17 @@ def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterat
     leaves, tree = pytree.tree_flatten(to_device(batch.rows, device))
     start, count = 0, batch.example_count
     while start < count:
-        stop = _unit_boundary(batch, start + (size or count))
+        stop = min(start + (size or count), count)
+        if (
+            stop < count and batch.units is not None
+        ):  # the first place at or after it that cuts no unit in two
+            stop += int((batch.units[stop:] == batch.units[stop - 1]).sum())
         if stop == count - 1:
             stop = count  # a single example is often computed in another way, and the graph would differ
         part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
         yield MicroBatch(pytree.tree_unflatten(part, tree), units)
         start = stop
-
-
-def _unit_boundary(batch: MicroBatch, stop: int) -> int:
-    """The first place at or after `stop` where no unit is cut in two."""
-    if stop >= batch.example_count or batch.units is None:
-        return min(stop, batch.example_count)
-    later = (batch.units > batch.units[stop - 1]).nonzero()
-    return int(later[0]) if len(later) else batch.example_count
 
 
 def _weights(units: Tensor | None) -> Tensor | None:
@@ -318,11 +314,14 @@ def _chunk_size(
     measured as they are.
     """
     seen = 2 * sum(gradient.numel() for use in uses for gradient in use.gradients.values())
+    formed = kind.by_unit or not kind.as_it_is
     explicit = sum(
         sampler.block_size
         for name, many in samplers.items()
         for sampler in many
-        if _is_formed(sampler, kind, plain[name], alone=len(many) == 1)
+        # Of single outer products and look-ups none is counted, even where units or other uses have them formed.
+        if not isinstance(sampler, Outer | TokenRows)
+        and (formed or len(many) > 1 or not sampler.has_ghost_norm(plain[name]))
     )
     if kind.keeps_largest:
         explicit += 4 * query.support.size
@@ -330,13 +329,3 @@ def _chunk_size(
     room = _chunk_bytes(losses.device) * min(max(1, len(uses) // USES_PER_CHUNK), MOST_GROWTH)
     size = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
     return 1 << (size.bit_length() - 1)
-
-
-def _is_formed(sampler: GradSampler, kind: _Kind, plain: Metric, *, alone: bool) -> bool:
-    """Whether explicit gradients are made of a sampler.
-
-    Single outer products are not counted even where units or other uses have them formed.
-    """
-    if isinstance(sampler, Outer | TokenRows):
-        return False
-    return kind.by_unit or not kind.as_it_is or not alone or not sampler.has_ghost_norm(plain)

@@ -13,14 +13,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedp.grad_sample.linear import GhostNorms, cached, measure, pays, summed
-from sparsedp.grad_sample.sampler import GradSampler, Metric, Workspace, silence
+from sparsedp.grad_sample.sampler import Block, Explicit, GradSampler, Metric, Workspace, keep, silence
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 """By number of axes; those whose depthwise kernels are quick."""
@@ -28,20 +28,33 @@ CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 
 @dataclass(frozen=True, eq=False)
 class ConvWeight(GradSampler):
-    """Per-example weight gradients of a convolution."""
+    """Weight gradients [o, c, *kernel] of a convolution: `a` is the input, `b` the output's gradient.
+
+    For a transposed convolution the two change places.
+    """
 
     a: Tensor
     b: Tensor
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
+    padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    space: Workspace
-    padding: tuple[int, ...]
+    space: Workspace = field(default_factory=Workspace)
 
     @property
     def block_size(self) -> int:
         return self.b.shape[1] * (self.a.shape[1] // self.groups) * math.prod(self.kernel)
+
+    def dense(self) -> Tensor:
+        shape = (self.b.shape[1], self.a.shape[1] // self.groups, *self.kernel)
+        return self.explicit(slice(None)).reshape(-1, *shape)
+
+    def restricted(self, block: Block, space: Workspace) -> GradSampler:
+        if self.groups > 1 and not (block.rows is None and block.columns is None):
+            return Explicit(self.dense()).restricted(block, space)
+        a, b = keep(self.a, 1, block.columns), keep(self.b, 1, block.rows)
+        return replace(self, a=a, b=b.contiguous(), space=space)
 
     @property
     def _sizes(self) -> tuple[int, ...]:

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sparsedp.grad_sample.sampler import (
     MOST_SUMMED,
+    Block,
     GradSampler,
     Metric,
     UnitPlaces,
     Workspace,
     add_to,
+    keep,
     silence,
     spans,
     squared_norms_of,
@@ -51,8 +53,6 @@ WIDE = 8192
 WIDE_FACTOR = 4096
 """Scalars whose squares are summed in float32: their rounding is at most 2.5e-4 of a squared norm, a quarter of the
 clip's margin for a norm."""
-NARROW, NARROW_TIMES = 16, 8
-"""So few inputs, for so many times the outputs, are the low-rank additions of LoRA."""
 WIDE_INPUT, FEW_OUTPUTS, SLICE = 512, 20, 128
 """So wide inputs to so few outputs a CPU's matrix library splits badly over its threads; as a batch of products over
 slices of examples each thread runs its best kernel."""
@@ -142,20 +142,24 @@ class SequenceOuter(GradSampler):
 
     a: Tensor
     b: Tensor
-    space: Workspace
+    space: Workspace = field(default_factory=Workspace)
 
     @property
     def block_size(self) -> int:
         return self.a.shape[2] * self.b.shape[2]
 
+    def dense(self) -> Tensor:
+        return torch.bmm(self.b.transpose(1, 2), self.a)
+
+    def restricted(self, block: Block, space: Workspace) -> GradSampler:
+        a, b = keep(self.a, -1, block.columns), keep(self.b, -1, block.rows)
+        if a.shape[1] == 1:
+            return Outer(a.squeeze(1), b.squeeze(1), space)
+        return SequenceOuter(a, b, space)
+
     def explicit(self, span: slice) -> Tensor:
-        """By a batched product, which for few inputs is quicker turned."""
         a, b = self.a[span], self.b[span].transpose(1, 2)
-        n, i, o = a.shape[0], a.shape[2], b.shape[1]
-        room = self.space.result((n, o, i), a, span)
-        if i <= NARROW and o >= NARROW_TIMES * i:
-            turned = torch.bmm(a.transpose(1, 2), b.transpose(1, 2), out=self.space.scratch((n, i, o), a))
-            return room.copy_(turned.transpose(1, 2)).flatten(1)
+        room = self.space.result((len(a), b.shape[1], a.shape[2]), a, span)
         return torch.bmm(b, a, out=room).flatten(1)
 
     def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:

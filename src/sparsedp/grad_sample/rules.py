@@ -20,49 +20,9 @@ from torch.autograd.graph import Node
 
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.embedding import token_rows
-from sparsedp.grad_sample.linear import Outer, SequenceOuter
+from sparsedp.grad_sample.linear import SequenceOuter
 from sparsedp.grad_sample.sampler import Block, Explicit, GradSampler, Workspace, keep, working
 from sparsedp.grad_sample.trace import ExampleAxis, FallbackError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Whole:
-    """The gradients themselves."""
-
-    values: Tensor
-
-    def times(self, scale: float) -> Whole:
-        return self if scale == 1 else Whole(self.values * scale)
-
-    def dense(self) -> Tensor:
-        return self.values
-
-    def sampler(self, block: Block, space: Workspace) -> GradSampler:
-        values = keep(self.values, 1, block.rows)
-        return Explicit(keep(values, 2, block.columns) if block.columns is not None else values)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """A matrix [o, i] whose gradient is b^T a: a is [n, t, i], b is [n, t, o]."""
-
-    a: Tensor
-    b: Tensor
-
-    def transposed(self) -> Product:
-        return Product(self.b, self.a)
-
-    def times(self, scale: float) -> Product:
-        return self if scale == 1 else Product(self.a * scale, self.b)
-
-    def dense(self) -> Tensor:
-        return torch.bmm(self.b.transpose(1, 2), self.a)
-
-    def sampler(self, block: Block, space: Workspace) -> GradSampler:
-        a, b = keep(self.a, -1, block.columns), keep(self.b, -1, block.rows)
-        if a.shape[1] == 1:
-            return Outer(a.squeeze(1), b.squeeze(1), space)
-        return SequenceOuter(a, b, space)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,65 +48,39 @@ class Tokens:
             return replace(self, padding=-1)
         return replace(self, b=self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0), padding=-1)
 
-    def sampler(self, block: Block, space: Workspace) -> GradSampler:
+    def restricted(self, block: Block, space: Workspace) -> GradSampler:
         return token_rows(self.ids, keep(self.b, 2, block.columns), self.padding, block, space)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Patches:
-    """A convolution's weight [o, c, *kernel]: `a` is the input, `b` the output's gradient.
-
-    For a transposed convolution the two change places.
-    """
-
-    a: Tensor
-    b: Tensor
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    def dense(self) -> Tensor:
-        weight = self._weight(self.a, self.b, Workspace())
-        shape = (self.b.shape[1], self.a.shape[1] // self.groups, *self.kernel)
-        return weight.explicit(slice(None)).reshape(-1, *shape)
-
-    def sampler(self, block: Block, space: Workspace) -> GradSampler:
-        if block.rows is None and block.columns is None:
-            return self._weight(self.a, self.b, space)
-        if self.groups > 1:
-            return Whole(self.dense()).sampler(block, space)
-        return self._weight(keep(self.a, 1, block.columns), keep(self.b, 1, block.rows), space)
-
-    def _weight(self, a: Tensor, b: Tensor, space: Workspace) -> ConvWeight:
-        return ConvWeight(
-            a, b.contiguous(), self.kernel, self.stride, self.dilation, self.groups, space, self.padding
-        )
+Contribution = Explicit | SequenceOuter | ConvWeight | Tokens
+"""What one operation adds to the per-example gradients of a tensor that all examples share. Private."""
 
 
-Contribution = Whole | Product | Tokens | Patches
-"""What one operation adds to the per-example gradients of a tensor that all examples share. Private.
-
-`dense()` gives the gradients themselves, [examples, *shape of the tensor], and `sampler` those of a parameter's
-block, where the tensor is the parameter.
-"""
+def times(part: Explicit | SequenceOuter, scale: float) -> Explicit | SequenceOuter:
+    """The same of a tensor that was multiplied by a number."""
+    if scale == 1:
+        return part
+    if isinstance(part, SequenceOuter):
+        return SequenceOuter(part.a * scale, part.b)
+    return Explicit(part.values * scale)
 
 
 def added(parts: Sequence[Contribution]) -> list[Contribution]:
     """Contributions to one tensor, merged: products, and tokens, become one along the positions."""
     tokens = [part for part in parts if isinstance(part, Tokens)]
-    products = [part for part in parts if isinstance(part, Product)]
-    whole = [part for part in parts if isinstance(part, Whole)]
-    merged = [part for part in parts if isinstance(part, Patches)]
+    products = [part for part in parts if isinstance(part, SequenceOuter)]
+    whole = [part for part in parts if isinstance(part, Explicit)]
+    merged = [part for part in parts if isinstance(part, ConvWeight)]
     if len(tokens) > 1:
         tokens = [part.without_padding() for part in tokens]
         ids, b = (torch.cat([getattr(part, name) for part in tokens], 1) for name in ("ids", "b"))
         tokens = [Tokens(ids, b, tokens[0].padding, tokens[0].rows)]
     if len(products) > 1:
-        products = [Product(torch.cat([p.a for p in products], 1), torch.cat([p.b for p in products], 1))]
+        products = [
+            SequenceOuter(torch.cat([p.a for p in products], 1), torch.cat([p.b for p in products], 1))
+        ]
     if whole:
-        whole = [Whole(functools.reduce(torch.add, (part.values for part in whole)))]
+        whole = [Explicit(functools.reduce(torch.add, (part.values for part in whole)))]
     return [*merged, *tokens, *products, *whole]
 
 
@@ -167,10 +101,10 @@ class Backprop:
     def to_front(self, tensor: Tensor) -> Tensor:
         return self.axis.to_front(tensor, self.examples)
 
-    def summed(self, values: Tensor, scale: float = 1) -> Whole:
+    def summed(self, values: Tensor, scale: float = 1) -> Explicit:
         """Values like the output, times a number, summed over all axes along which the shared tensor was spread."""
         values = values if scale == 1 else values * scale
-        return Whole(summed_to(self.to_front(working(values)), self.shape))
+        return Explicit(summed_to(self.to_front(working(values)), self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +134,6 @@ def saved_by(node: Node) -> dict[str, Any]:
     return {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def _divide(bp: Backprop) -> Contribution:
-    other = bp.saved["other"]
-    if bp.slot == 0:
-        return bp.summed(bp.gradient / other)
-    return bp.summed(-bp.gradient * bp.saved["self"] / (other * other))
-
-
 def _add_product(bp: Backprop) -> Contribution:
     """What `addcmul` computes: self + value * tensor1 * tensor2."""
     if bp.slot == 0:
@@ -218,9 +145,9 @@ def _add_product(bp: Backprop) -> Contribution:
 def _matrix(bp: Backprop, left: Tensor | None, right: Tensor | None) -> Contribution:
     """One of the factors of left [m, k] @ right [k, n] is shared."""
     if bp.axis.axis == 0 and left is not None:
-        return Product(_positions(bp, bp.gradient), _positions(bp, left))
+        return SequenceOuter(_positions(bp, bp.gradient), _positions(bp, left))
     assert right is not None
-    return Product(_positions(bp, right.T), _positions(bp, bp.gradient.T))
+    return SequenceOuter(_positions(bp, right.T), _positions(bp, bp.gradient.T))
 
 
 def _positions(bp: Backprop, matrix: Tensor) -> Tensor:
@@ -233,8 +160,8 @@ def _sum_and_product(bp: Backprop) -> Contribution:
     if bp.slot == 0:
         return bp.summed(bp.gradient, bp.saved["beta"])
     found = _matrix(bp, bp.saved["mat1"], bp.saved["mat2"])
-    assert isinstance(found, Product)
-    return found.times(bp.saved["alpha"])
+    assert isinstance(found, SequenceOuter)
+    return times(found, bp.saved["alpha"])
 
 
 def _layer_norm(bp: Backprop) -> Contribution:
@@ -257,18 +184,18 @@ def _convolution(bp: Backprop) -> Contribution:
     if bp.slot == 2:
         values = working(bp.gradient)
         shape = (*bp.shape, *[1] * (values.dim() - 2))
-        return Whole(summed_to(bp.to_front(values), shape).reshape(bp.examples, *bp.shape))
+        return Explicit(summed_to(bp.to_front(values), shape).reshape(bp.examples, *bp.shape))
     x, gradient = working(bp.saved["input"]), working(bp.gradient)
     a, b = (gradient, x) if bp.saved["transposed"] else (x, gradient)
     axes = len(bp.shape) - 2
     stride, padding, dilation = (
         tuple(bp.saved[name]) * (axes // len(bp.saved[name])) for name in ("stride", "padding", "dilation")
     )
-    found = Patches(a, b, bp.shape[2:], stride, padding, dilation, bp.saved["groups"])
+    found = ConvWeight(a, b.contiguous(), bp.shape[2:], stride, padding, dilation, bp.saved["groups"])
     if bp.axis.first:
         return found
     # Every example has several rows, laid out along one axis with the examples.
-    return Whole(bp.axis.to_front(found.dense(), bp.examples).sum(1))
+    return Explicit(bp.axis.to_front(found.dense(), bp.examples).sum(1))
 
 
 RULES: dict[str, Rule] = {
@@ -277,7 +204,6 @@ RULES: dict[str, Rule] = {
     "MulBackward0": Rule(
         ("self", "other"), lambda bp: bp.summed(bp.gradient * bp.saved["self" if bp.slot else "other"])
     ),
-    "DivBackward0": Rule(("self", "other"), _divide),
     "AddcmulBackward0": Rule(("tensor1", "tensor2", "value"), _add_product),
     "ExpandBackward0": Rule((), lambda bp: bp.summed(bp.gradient)),
     "WhereBackward0": Rule(

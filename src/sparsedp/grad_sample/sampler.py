@@ -23,11 +23,10 @@ DENSE_ENOUGH = 0.7
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One parameter restricted to the rows and columns that hold an active coordinate.
+    """One parameter restricted to the rows and columns that hold an active coordinate (None: all of them).
 
-    `shape` is the block's own shape, `row_count` the parameter's number of rows, `places` the flat positions of the
-    active coordinates inside the block, in the order of the support (None when all are active), and `span` the slice
-    of the support's k-vector they fill.
+    `places` are the flat positions of the active coordinates inside the block, in the order of the support (None: all
+    are active), and `span` is the slice of the support's k-vector they fill.
     """
 
     shape: tuple[int, ...]
@@ -51,10 +50,7 @@ class Block:
 
     @functools.cached_property
     def place_of_row(self) -> Tensor | None:
-        """For every row of the parameter its place in the block, -1 for dropped ones; None when none are.
-
-        The one thing that is as long as a table has rows: made once per support, then only looked up.
-        """
+        """For every row of the parameter its place in the block, -1 for dropped ones; None when none are."""
         if self.rows is None:
             return None
         lookup = torch.full((self.row_count,), -1, dtype=torch.int32, device=self.device)
@@ -175,9 +171,9 @@ MOST_PADDING = 2
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitPlaces:
-    """A unit's examples side by side: as many places for each unit as the largest has examples; zeros in the rest.
+    """A unit's examples side by side, in as many places as the largest has; zeros in the rest.
 
-    `places` numbers the place of each example; None where every place has its example.
+    `places` numbers those of the examples (None: there is no rest).
     """
 
     units: int
@@ -246,7 +242,8 @@ class Workspace:
 class GradSampler:
     """Per-example gradients of one parameter's block over one chunk of examples. Private.
 
-    Some kinds have ghost norms: formulas for norms and sums, so that explicit gradients are not formed.
+    Some kinds have ghost norms: formulas for norms and sums, so that explicit gradients are not formed. Some are made
+    for whole tensors first: `dense` forms all, in the tensor's shape, and `restricted` gives the same of a block.
     """
 
     __slots__ = ()
@@ -268,17 +265,13 @@ class GradSampler:
         return False
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """Squared norms in the metric, one per example.
-
-        Not finite where the example's gradient is not finite, or too extreme to measure in its dtype.
-        """
+        """Squared norms, not finite where a gradient is not, or too extreme to measure in its dtype."""
         raise NotImplementedError
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """Add the factor-weighted sum over examples of the raw gradients to a flat float64 total.
 
-        A zero factor silences even a NaN. Where the metric has a centre, it will be subtracted: the sum must then be
-        exact enough to survive the cancellation.
+        A zero factor silences even a NaN. The sum is exact enough for the metric's centre to be subtracted from it.
         """
         raise NotImplementedError
 
@@ -292,6 +285,12 @@ class Explicit(GradSampler):
     @property
     def block_size(self) -> int:
         return self.values[0].numel()
+
+    def dense(self) -> Tensor:
+        return self.values
+
+    def restricted(self, block: Block, space: Workspace) -> GradSampler:
+        return Explicit(keep(keep(self.values, 1, block.rows), 2, block.columns))
 
     def explicit(self, span: slice) -> Tensor:
         """Never in half precision: norms, factors and sums are made of them."""

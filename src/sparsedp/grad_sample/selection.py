@@ -23,10 +23,7 @@ _LookUps = list[tuple[Table, int, Tensor]]
 class EmbeddingRowCounter:
     """Runs a model's forward pass, one example at a time, and notes what its embedding layers are asked for.
 
-    Args:
-        model: As it is trained.
-        loss: Calls it.
-        tables: Names of the tables' weights; their rows are numbered through in this order.
+    Rows are numbered through, in the order of `tables`, the names of the tables' weights.
 
     Formal guarantees: what is noted for an example is a function of the example, the parameters and the random
     numbers drawn for it (`isolation`), so leaving a unit out takes away its own pairs and no others.
@@ -59,11 +56,7 @@ class EmbeddingRowCounter:
         return examples if batch.units is None else batch.units.cpu()[examples], rows
 
     def pairs(self, rows: Batch, seed: bytes | None = None) -> Pairs:
-        """The pairs of example and row of some examples. Padding is not counted.
-
-        Raises:
-            DataError: a row was asked for that a table does not have.
-        """
+        """The pairs of example and row of some examples. Padding is not counted."""
         examples, touched = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
         for layer, first, asked in self._looked_up(rows, seed):
             indices = asked.detach().to("cpu", torch.int64).reshape(len(asked), -1)
@@ -76,11 +69,7 @@ class EmbeddingRowCounter:
         return torch.cat(examples), torch.cat(touched)
 
     def check(self, rows: Batch) -> None:
-        """See that all tables are used in a way that can be counted.
-
-        Raises:
-            ModelError: a table was not used by a layer that holds it.
-        """
+        """Refuse a model in which a table is not used by a layer that holds it."""
         asked = {id(layer.weight) for layer, _, _ in self._looked_up(rows, None)}
         for table, name in self._names.items():
             if table not in asked:

@@ -36,8 +36,6 @@ VIEWS = frozenset(
         "SqueezeBackward1",
     }
 )
-WRITTEN_IN_PLACE = "torch::autograd::CopySlices"
-"""What a tensor goes through when a view of it is written to; the views are then made anew."""
 
 
 class FallbackError(ModelError):
@@ -153,11 +151,7 @@ class Trace:
 
 
 def trace(two: Graph, three: Graph, leaves: Mapping[Node, str]) -> Trace:
-    """Find every meeting with the parameters that end in `leaves`, from graphs for two and for three examples.
-
-    Raises:
-        FallbackError: the graphs differ, a backward was written in Python, or it cannot be told where examples lie.
-    """
+    """Find every meeting with the parameters that end in `leaves`, from graphs for two and for three examples."""
     names = three.names()
     for node in three.nodes:
         if isinstance(node, BackwardCFunction):
@@ -212,10 +206,8 @@ class _Finder:
             axis = self._example_axis((number, place))
             if axis is None:
                 shape = self._shapes[number][place]
-                followers = {self._names[x] for x in self._below.get((number, place), [])}
-                remedy = "; use nn.ReLU(inplace=False) and its like" if WRITTEN_IN_PLACE in followers else ""
                 raise FallbackError(
-                    f"it cannot be told where the examples lie in {self._names[number]}'s {shape}{remedy}"
+                    f"it cannot be told where the examples lie in {self._names[number]}'s {shape}"
                 )
             outputs.append((place, axis))
         return tuple(outputs)

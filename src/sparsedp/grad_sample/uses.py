@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from sparsedp.grad_sample.linear import SequenceOuter
 from sparsedp.grad_sample.rules import (
     RULES,
     Backprop,
     Contribution,
-    Product,
     Tokens,
-    Whole,
     added,
     saved_by,
     summed_to,
+    times,
 )
-from sparsedp.grad_sample.sampler import Block, GradSampler, Workspace, working
+from sparsedp.grad_sample.sampler import Block, Explicit, GradSampler, Workspace, working
 from sparsedp.grad_sample.trace import VIEWS, FallbackError, Graph, Meeting, Place
 
 ROUNDING = 0.02
@@ -82,11 +82,7 @@ class Use:
             yield slot, (node, place), tuple(node._input_metadata[place].shape)
 
     def check_formulas(self, examples: int) -> None:
-        """Hold every formula against the operation's own backward, one example at a time.
-
-        Raises:
-            FallbackError: they differ by more than rounding.
-        """
+        """Hold every formula against the operation's own backward, one example at a time."""
         if not self.has_formula:
             return
         for slot, _, shape in self._shared_inputs():
@@ -102,7 +98,7 @@ class Use:
     def _contribution(self, slot: int, shape: tuple[int, ...], examples: int) -> Contribution:
         rule = RULES.get(self.node.name())
         if rule is None or list(self.gradients) != [0]:
-            return Whole(self._one_by_one(slot, shape, examples))
+            return Explicit(self._one_by_one(slot, shape, examples))
         axis = dict(self.meeting.outputs)[0]
         return rule.contribution(Backprop(self.gradients[0], self.saved, slot, shape, axis, examples))
 
@@ -144,11 +140,11 @@ def grad_samplers(
         for place in [place for place in pending if place[0] not in leaves]:
             total = torch.stack([part.dense() for part in pending.pop(place)]).sum(0)
             for leaf, values in _pulled_back(place, total, leaves, parameters):
-                pending.setdefault((leaf, 0), []).append(Whole(values))
+                pending.setdefault((leaf, 0), []).append(Explicit(values))
         for (leaf, _), parts in pending.items():
             name = leaves[leaf]
             for number, part in enumerate(added(parts)):
-                yield name, part.sampler(blocks[name], space.of(f"{name}@{number}"))
+                yield name, part.restricted(blocks[name], space.of(f"{name}@{number}"))
 
 
 def _towards_leaf(
@@ -162,17 +158,17 @@ def _towards_leaf(
         if above is None or len(node.next_functions) > 1:
             break
         shape = tuple(above._input_metadata[above_number].shape)
-        if name == "TBackward0" and isinstance(contribution, Product):
-            contribution = contribution.transposed()
-        elif name == "TBackward0" and isinstance(contribution, Whole):
-            contribution = Whole(contribution.values.mT if len(shape) > 1 else contribution.values)
-        elif name == "MulBackward1" and isinstance(contribution, Whole | Product):
-            contribution = contribution.times(node._saved_other)  # type: ignore[attr-defined]
-        elif name in VIEWS and isinstance(contribution, Whole):
-            contribution = Whole(contribution.values.reshape(-1, *shape))
-        elif name == "ExpandBackward0" and isinstance(contribution, Whole):
-            contribution = Whole(summed_to(contribution.values, shape))
-        elif name == "EmbeddingBackward0" and isinstance(contribution, Whole):
+        if name == "TBackward0" and isinstance(contribution, SequenceOuter):
+            contribution = SequenceOuter(contribution.b, contribution.a)
+        elif name == "TBackward0" and isinstance(contribution, Explicit):
+            contribution = Explicit(contribution.values.mT if len(shape) > 1 else contribution.values)
+        elif name == "MulBackward1" and isinstance(contribution, Explicit | SequenceOuter):
+            contribution = times(contribution, node._saved_other)  # type: ignore[attr-defined]
+        elif name in VIEWS and isinstance(contribution, Explicit):
+            contribution = Explicit(contribution.values.reshape(-1, *shape))
+        elif name == "ExpandBackward0" and isinstance(contribution, Explicit):
+            contribution = Explicit(summed_to(contribution.values, shape))
+        elif name == "EmbeddingBackward0" and isinstance(contribution, Explicit):
             contribution = _looked_up(node, contribution.values, shape[0])
         elif name != "ToCopyBackward0":
             break
@@ -194,16 +190,14 @@ def _pulled_back(
     wanted = [parameters[leaves[node]] for node in nodes]
     values = values.to(place[0]._input_metadata[place[1]].dtype)
 
-    def pull(given: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(
-            [edge], wanted, [given], retain_graph=True, allow_unused=True, is_grads_batched=batched
-        )
-
     try:
-        found = pull(values, True)
-    except RuntimeError:
-        each = [pull(row, False) for row in values]
-        found = tuple(None if rows[0] is None else torch.stack(rows) for rows in zip(*each, strict=True))
+        found = torch.autograd.grad(
+            [edge], wanted, [values], retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    except RuntimeError as error:
+        raise FallbackError(
+            f"what is computed from parameters alone has no batched backward: {error}"
+        ) from error
     for node, gradient in zip(nodes, found, strict=True):
         if gradient is not None:
             yield node, working(gradient)

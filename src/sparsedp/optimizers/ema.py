@@ -42,8 +42,7 @@ class WeightAverage:
         """Hold these coordinates from now on; to be called before they move for the first time."""
         if support is self._last:
             return
-        self._last = support
-        moved = self._moved.union(support)
+        self._last, moved = support, self._moved.union(support)
         if moved == self._moved:
             return
         self._moved, split = moved, moved.split(self._layout)

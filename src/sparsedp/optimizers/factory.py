@@ -27,11 +27,7 @@ SchedulerChoice = LRScheduler | Callable[[Optimizer, int], LRScheduler] | None
 
 
 def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """The optimizer of that name in `torch.optim`, whatever its case, or one of ours, at rate `lr` or its own.
-
-    Raises:
-        SparseDPError: there is none.
-    """
+    """The optimizer of that name in `torch.optim`, whatever its case, at rate `lr` or its own."""
     known = {
         one.lower(): kind
         for one, kind in vars(torch.optim).items()
@@ -92,11 +88,7 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Put back what `optimizer_state` took.
-
-    Raises:
-        SparseDPError: another optimizer, or other parameter groups.
-    """
+    """Put back what `optimizer_state` took; another optimizer, or other parameter groups, are refused."""
     _check_class(optimizer, saved, "optimizer")
     try:
         optimizer.load_state_dict(saved["state"])
@@ -117,11 +109,7 @@ def scheduler_state(scheduler: LRScheduler | None) -> dict[str, Any] | None:
 
 
 def restore_scheduler(scheduler: LRScheduler | None, saved: Mapping[str, Any] | None) -> None:
-    """Put back what `scheduler_state` took.
-
-    Raises:
-        SparseDPError: another scheduler, or none on one side.
-    """
+    """Put back what `scheduler_state` took; another scheduler, or none on one side, is refused."""
     if (scheduler is None) != (saved is None):
         there = "no scheduler" if saved is None else f"a {saved['class']}"
         here = "none" if scheduler is None else f"a {type(scheduler).__name__}"
@@ -150,16 +138,10 @@ def table_rate(plan: Plan, coordinates: int, length: float, factor: float = 1.0)
     """`0.0047 B / (C sqrt(s) R^(3/4))` with `s = z sqrt(d E / B)`, for SGD with momentum 0.9; at most `30 / (C R^2)`.
 
     B is the batch size, C the clip norm, z the noise multiplier of the last phase, d the number of coordinates, E the
-    passes over the data, and `R^2 = 1 + length^2` the squared length of a record with its intercept. Noise that
-    gathers over a run asks for a rate of 1/s, records without noise for a constant one; the rule is halfway, and its
-    numbers were found by simulation on four public tables at epsilon 0.5, 1 and 3 (docs/tabular.md).
-
-    Args:
-        plan: of the run.
-        coordinates: number of trainable scalars.
-        length: L2 norm of a typical record's features; public.
-        factor: on the first term: 1 where the last weights of a logistic regression are kept, `AVERAGED` where those
-            of the whole run are averaged, `SQUARED` where they are and the loss is squared.
+    passes over the data, and `R^2 = 1 + length^2` the squared length of a typical record with its intercept. The
+    rule's numbers were found by simulation on four public tables at epsilon 0.5, 1 and 3 (docs/tabular.md). `factor`
+    is 1 where the last weights of a logistic regression are kept, `AVERAGED` where those of the whole run are
+    averaged, `SQUARED` where they are and the loss is squared.
 
     Formal guarantees: Public numbers alone.
     """

@@ -79,24 +79,13 @@ class SupportOptimizer:
     parameters: they are read from the weights before a step and written back after it, and state follows its
     coordinate from support to support. Other optimizers hold every coordinate, as do those whose coordinates coast
     off the support: these get a zero gradient and go on by their velocity (RS Sec. 4). A step then costs d. Weight
-    decay acts on the support only.
-
-    Args:
-        model: Whose weights move.
-        layout: Its coordinates.
-        optimizer: Over the model's parameters.
-        coasts: Whether coordinates off the support go on by their velocity. Else none of their bits changes, and
-            their state is forgotten.
-        compact: Whether it holds active entries alone; by default wherever that gives the same.
+    decay acts on the support only. Off the support of an optimizer that does not coast no bit changes, and state is
+    forgotten. `compact` says whether it holds active entries alone; by default wherever that gives the same.
 
     Formal guarantees: Post-processing of a release.
     Edge cases: A coordinate that comes back starts with fresh state but the parameter's old step count. The weights
     are the truth: whoever changes them between steps is followed. State that an optimizer shares between coordinates
     (step counts, Adafactor's rows and columns) is left to it.
-
-    Raises:
-        SparseDPError: the optimizer cannot honour a support, and why.
-        ModelError: it holds other parameters than the model's that it could move.
     """
 
     def __init__(
