@@ -246,16 +246,6 @@ def test_table_rate_is_the_formula_of_the_plans_public_numbers(
     assert table_rate(plan, coordinates, length) == pytest.approx(min(rate, 30 / squared) / clip, rel=1e-9)
 
 
-def test_table_rate_falls_with_noise_coordinates_and_length_and_stays_where_momentum_holds() -> None:
-    usual = table_rate(plan_of(), 200, 1.0)
-    assert table_rate(plan_of(epsilon=0.3), 200, 1.0) < usual
-    assert table_rate(plan_of(), 2000, 1.0) < usual
-    assert table_rate(plan_of(), 200, 5.0) < usual
-    assert table_rate(plan_of(batch=2048), 200, 1.0) > usual
-    assert table_rate(plan_of(clip=0.5), 200, 1.0) == pytest.approx(2 * usual)
-    assert table_rate(plan_of(units=10**6, batch=65_536), 50, 3.0) == pytest.approx(30 / 10)
-
-
 def test_rate_by_a_rule_is_for_the_default_optimizer_alone() -> None:
     with pytest.raises(SparseDPError, match="default optimizer"):
         fit(network(), rows(1), loss_fn, optimizer="adam", lr=lambda plan: 0.1, epsilon=8, delta=1e-3)
