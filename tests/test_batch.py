@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sparsedp.batch import MicroBatch, example_count, from_criterion, slice_batch, unreduced, validate_losses
+from sparsedp.batch import MicroBatch, from_criterion, unreduced, validate_losses
 from sparsedp.batch_norm import freeze_batch_norm
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip, Identity, Standardized
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
@@ -139,17 +138,6 @@ def test_misuse_of_a_support_is_refused_with_what_was_expected(build, complaint)
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [torch.zeros(3, 2), {"inputs": torch.zeros(3, 2), "more": [torch.zeros(3), torch.zeros(3, 1)]}],
-    ids=["tensor", "nested"],
-)
-def test_rows_are_counted_and_selected_in_any_structure(rows):
-    assert example_count(rows) == MicroBatch(rows).example_count == 3
-    assert example_count(slice_batch(rows, slice(1, 3))) == 2
-    assert example_count(slice_batch(rows, slice(0, 0))) == 0
-
-
-@pytest.mark.parametrize(
     ("rows", "complaint"),
     [
         ((torch.zeros(3), torch.zeros(2)), r"first axis.*\(3,\), \(2,\)"),
@@ -233,13 +221,6 @@ def test_a_criterion_is_taken_apart_into_what_it_gives_for_each_example_alone(na
     whole = criterion(output, target)
     torch.testing.assert_close(losses.sum() if reduction == "sum" else losses.mean(), whole)
     assert criterion.reduction == reduction  # a copy does not reduce, not the user's own
-
-
-@pytest.mark.parametrize("criterion", [F.cross_entropy, functools.partial(F.cross_entropy, reduction="sum")])
-def test_functions_are_taken_apart_as_modules_are(criterion):
-    output, target = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    expected = F.cross_entropy(output, target, reduction="none")
-    assert torch.equal(unreduced(criterion)(output, target), expected)
 
 
 def test_class_weights_and_ignored_targets_keep_their_meaning_for_an_example():

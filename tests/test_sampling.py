@@ -20,7 +20,7 @@ from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 from sparsedp.loading import DataConfig, ShapeValidator
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits, split_microbatches
+from sparsedp.sampling import PoissonSampler, UnitPartition, split_microbatches
 from sparsedp_experiments.data import Dense, Split
 
 ALARM = 1e-9
@@ -313,26 +313,6 @@ def test_the_union_over_ranks_is_poisson_without_a_seed(make):
 def test_the_seeded_shards_of_one_run_throw_different_coins():
     one, other = (taken_by([shard], 40, 200) for shard in shards((100, 100), 0.5, 1))
     assert not (one[:, :100] == other[:, 100:]).all(1).any()
-
-
-def test_a_shard_counts_the_units_of_all():
-    one = shards((300, 50), 0.1, None)[1]
-    assert one.unit_count == 350
-    assert one.expected_batch_size == 35
-
-
-@pytest.mark.parametrize(
-    ("rate", "units", "most", "bits"),
-    [
-        (0.5, 700, None, 6),  # few units: 16 to 32 of them are worth a turn
-        (0.01, 100_000, None, 13),  # a batch of 1,000: 8 to 16 turns
-        (1.0, 10**6, None, 9),  # many: 256 to 512 at a time
-        (0.01, 100_000, 40, 11),  # no more than fit into memory
-        (1.0, 20, 1, 0),
-    ],
-)
-def test_a_block_is_large_enough_to_be_worth_a_turn(rate, units, most, bits):
-    assert block_bits(rate, units, most) == bits
 
 
 # How rows are fetched. What mixes them is refused: tests/validation/test_data.py.

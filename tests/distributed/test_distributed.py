@@ -348,19 +348,3 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, unhurt):
     ended = torchrun(2, str(SCRIPT), str(tmp_path), "hurt", HITS=hits, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="30")
     assert "rank 0 cannot go on: another rank raised, was killed or hangs" in ended.stderr
     assert jobs(tmp_path, 3, "resumed", OWN_GROUP="1")["resumed"] == [unhurt] * 3
-
-
-@several_processes
-def test_the_command_line_starts_under_torchrun_and_a_second_launch_is_refused(tmp_path):
-    asked = "train --dataset digits --method tp-topk --epsilon 8 --epochs 2"
-    command = ["-m", "sparsedp_experiments", *asked.split(), "--out", str(tmp_path / "RUN")]
-    ended = torchrun(2, *command)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert verify(tmp_path / "RUN", independent=False).passed
-    paid = (tmp_path / "RUN" / "ledger.jsonl").read_bytes()
-    again = torchrun(2, *command, restarts=1)
-    assert again.returncode != 0
-    assert (again.stderr + again.stdout).count(
-        "there is a run at"
-    ) >= 2  # in both starts: it is not this launch's
-    assert (tmp_path / "RUN" / "ledger.jsonl").read_bytes() == paid
