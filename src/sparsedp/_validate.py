@@ -113,9 +113,7 @@ def whole(value: object, what: str, *, at_least: int) -> int:
 def number(value: object, what: str, *, above: float | None = None, at_least: float | None = None) -> float:
     """A finite number, above a bound or not below one."""
     bound = f" > {above:g}" if above is not None else f" >= {at_least:g}" if at_least is not None else ""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise PrivacyError(f"{what}: got {value!r}, expected a finite number{bound}")
-    given = float(value)
+    given = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     low = (above is not None and given <= above) or (at_least is not None and given < at_least)
     if low or not math.isfinite(given):
         raise PrivacyError(f"{what}: got {value!r}, expected a finite number{bound}")

@@ -192,13 +192,11 @@ def check_same_on_all_ranks(facts: Callable[[], Mapping[str, Json]]) -> None:
     if world_size() == 1:
         return
     main, *others = gather(all_or_raise(lambda: plain_json(dict(facts()))))
-    differing = []
-    for number, theirs in enumerate(others, start=MAIN + 1):
-        words = [
-            f"{name} is {short(here)} and {short(there)} on rank {MAIN}"
-            for name, there, here in json_diff(main, theirs)
-        ]
-        differing += [f"rank {number}: {'; '.join(words[:4])}"] if words else []
+    differing = [
+        f"rank {number}: {name} is {short(here)} and {short(there)} on rank {MAIN}"
+        for number, theirs in enumerate(others, start=MAIN + 1)
+        for name, there, here in [*json_diff(main, theirs)][:4]
+    ]
     if differing:
         raise RankError(
             f"the ranks differ. {'. '.join(differing)}. Start all with the same code, data and settings"

@@ -221,11 +221,8 @@ class PoissonSampler:
     @property
     def _most_units(self) -> int | None:
         """Most units at once. Public, so that no unit's size decides how the others are cut."""
-        if self._max_physical is None:
-            return None
-        if self._whole_units:
-            return max(1, self._max_physical // max(self._rows_per_unit, ROWS_OF_A_WHOLE_UNIT))
-        return self._max_physical // self._rows_per_unit
+        rows = max(self._rows_per_unit, ROWS_OF_A_WHOLE_UNIT if self._whole_units else 1)
+        return None if self._max_physical is None else max(1, self._max_physical // rows)
 
     @property
     def expected_batch_size(self) -> float:

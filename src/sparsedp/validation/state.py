@@ -364,14 +364,14 @@ def _is_machinery(kind: type) -> bool:
 
 
 def _words(kept: list[str]) -> str:
-    of_model = ", ".join([name for name in kept if not name.startswith(LOSS)][:6])
+    of_model = [name for name in kept if not name.startswith(LOSS)]
     if of_model:
         return (
-            f"{of_model} of the model changed while it looked at private data, and would be released with it, "
-            "without any noise; keep nothing in a forward pass that depends on the rows or their number"
+            f"{', '.join(of_model[:6])} of the model changed while it looked at private data, and would be released "
+            "with it, without any noise; keep nothing in a forward pass that depends on the rows or their number"
         )
-    of_loss = ", ".join(name.replace(LOSS, "loss_fn", 1) for name in kept[:6])
     return (
-        f"{of_loss} changed while the loss looked at private data: what it keeps of one record changes everybody's "
-        "gradient in later steps, past the clip; compute a row's loss from that row, the model and constants"
+        f"{', '.join(kept[:6]).replace(LOSS, 'loss_fn')} changed while the loss looked at private data: what it "
+        "keeps of one record changes everybody's gradient in later steps, past the clip; compute a row's loss from "
+        "that row, the model and constants"
     )
