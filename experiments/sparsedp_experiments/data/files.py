@@ -108,12 +108,11 @@ def open_tree(path: Path) -> Iterator[FileTree]:
         yield FileTree(path, tuple(names), lambda name: (path / name).read_bytes())
         return
     try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"{path}: cannot be opened as a zip ({error}); it is truncated or damaged") from error
-    with archive:
-        names = sorted(info.filename for info in archive.infolist() if not info.is_dir())
-        yield FileTree(path, tuple(names), lambda name: _read_zip(archive, path, name))
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(info.filename for info in archive.infolist() if not info.is_dir())
+            yield FileTree(path, tuple(names), archive.read)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise DataError(f"{path}: cannot be read as a zip ({error}); it is truncated or damaged") from error
 
 
 def tar_files(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -127,13 +126,6 @@ def tar_files(path: Path) -> Iterator[tuple[str, bytes]]:
                         yield member.name, stream.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as a tar ({error}); it is truncated or damaged") from error
-
-
-def _read_zip(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
-    try:
-        return archive.read(name)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path}: member {name!r} cannot be read ({error}); the zip is damaged") from error
 
 
 def shown(items: Sequence[Item], title: str) -> Iterator[Item]:

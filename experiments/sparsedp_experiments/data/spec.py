@@ -111,14 +111,11 @@ class DatasetRow:
 
     def load(self, root: Path | str | None = None, **options: Any) -> DataBundle:
         """The data set, with options of its loader and of its features given by name."""
-        known, of_features = (
-            options_of(self.loader),
-            () if self.features is None else options_of(self.features),
-        )
-        unknown = sorted(set(options) - {*known, *of_features})
-        if unknown:
+        of_features = () if self.features is None else options_of(self.features)
+        known = {*options_of(self.loader), *of_features}
+        if unknown := sorted(set(options) - known):
             raise SparseDPError(
-                f"data_options: {self.name} knows no {unknown}; expected some of {sorted((*known, *of_features))}"
+                f"data_options: {self.name} knows no {unknown}; expected some of {sorted(known)}"
             )
         given = {**self.chosen, **options}
         featured = {name: given.pop(name) for name in of_features if name in given}

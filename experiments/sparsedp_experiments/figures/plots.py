@@ -195,13 +195,11 @@ def inversion(records: FigureRecords) -> Figure:
     return figure
 
 
-def _mse(record: FigureRecord, clipping: str, noise: float, ratio: float) -> float:
-    wanted = (clipping, noise, ratio)
-    of = {
-        (one["clipping"], one["noise_multiplier"], one["ratio"]): float(one["mse"])
-        for one in record["attacks"]
+def _mse(record: FigureRecord, *wanted: Any) -> float:
+    of: dict[tuple[Any, ...], Any] = {
+        (one["clipping"], one["noise_multiplier"], one["ratio"]): one["mse"] for one in record["attacks"]
     }
-    return of[wanted]
+    return float(of[wanted])
 
 
 def pictures(records: FigureRecords) -> Figure:

@@ -72,21 +72,6 @@ def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
     return trainer, bundle
 
 
-@final
-class Releases:
-    """A callback that keeps every released gradient of dense steps, as `[steps, d]`."""
-
-    def __init__(self) -> None:
-        self._kept: list[Tensor] = []
-
-    def __call__(self, event: StepReport | EpochMetrics) -> None:
-        if isinstance(event, StepReport):
-            self._kept.append(event.released.mean.detach().to("cpu", torch.float32))
-
-    def stacked(self) -> Tensor:
-        return torch.stack(self._kept).double()
-
-
 def train_until(trainer: Trainer, step: int, callbacks: Sequence[CallbackLike] = ()) -> None:
     """Take the steps before `step`; what was planned and not done is given up."""
     for batch in trainer:
@@ -115,15 +100,20 @@ SCORES: tuple[Energy | Coherent, ...] = (Energy(), Coherent())
 
 def measure_warmup(study: Study, point: Point) -> dict[str, Any]:
     """One private warm-up, and everything Fig. 1 and Sec. 7.4 ask of it."""
-    options, releases = study.measure, Releases()
+    options, released = study.measure, []
     settings = study.run_settings(point)
     trainer, bundle = open_trainer(settings)
     plan = trainer.plan
     nu = noise_on_mean(plan, plan.phases[0])
-    train_until(trainer, switch_of(trainer), (releases,))
+
+    def keep(event: StepReport | EpochMetrics) -> None:
+        if isinstance(event, StepReport):
+            released.append(event.released.mean.detach().to("cpu", torch.float32))
+
+    train_until(trainer, switch_of(trainer), (keep,))
     trainer.close()
     model = trainer.model.eval()
-    seen = releases.stacked()
+    seen = torch.stack(released).double()
     batches = held_out(bundle.test, options["held_out"], options["batch"], int(point["seed"]))
     engine = make_engine(model, LOSS)
     gradients = torch.stack([mean_gradient(engine, [batch]) for batch in batches])

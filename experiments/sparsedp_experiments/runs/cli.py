@@ -64,16 +64,6 @@ def main() -> None:
     run_app(app)
 
 
-@app.callback()
-def root(context: typer.Context) -> None:
-    """What comes before any command."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-    if several and context.invoked_subcommand != "train":
-        raise SparseDPError(
-            f"`{context.invoked_subcommand}` runs in one process, and torchrun has started several; start it without"
-        )
-
-
 @app.command()
 def train(
     dataset: Dataset = None,

@@ -33,20 +33,27 @@ def lopsidedness(points: Tensor) -> float:
 
     **Edge cases.** A sample of a symmetric distribution gives a little more than 0; see `lopsidedness_by_chance`.
     """
-    lengths = torch.linalg.vector_norm(points.double(), dim=1)
-    whole = float((lengths**3).mean())
-    cubes = points.double() * (lengths**2).unsqueeze(1)
-    return float(torch.linalg.vector_norm(cubes.mean(dim=0))) / whole if whole else 0.0
+    cubes, whole = _cubes(points)
+    return float(torch.linalg.vector_norm(cubes.sum(dim=0))) / whole if whole else 0.0
 
 
 def lopsidedness_by_chance(points: Tensor, public: PublicRandomness, flips: int = 200) -> Tensor:
     """What `lopsidedness` is when the sign of each point is drawn anew, sorted: what a symmetric cloud gives."""
+    cubes, whole = _cubes(points)
+    return torch.sort(_flipped(cubes, public, 3, flips) / (whole or 1.0)).values
+
+
+def _cubes(points: Tensor) -> tuple[Tensor, float]:
+    """`x ||x||^2` of every point, and the sum of their lengths."""
     lengths = torch.linalg.vector_norm(points.double(), dim=1)
-    cubes = points.double() * (lengths**2).unsqueeze(1)
-    signs = torch.stack([public.normal(len(points), (3, flip)).sign() for flip in range(flips)])
-    whole = float((lengths**3).sum())
-    found = torch.linalg.vector_norm(signs @ cubes, dim=1) / whole if whole else torch.zeros(flips)
-    return torch.sort(found).values
+    return points.double() * (lengths**2).unsqueeze(1), float((lengths**3).sum())
+
+
+def _flipped(cubes: Tensor, public: PublicRandomness, key: int, flips: int) -> Tensor:
+    """The length of their sum when the sign of each is drawn anew."""
+    signs = torch.stack([public.normal(len(cubes), (key, flip)).sign() for flip in range(flips)])
+    lengths: Tensor = torch.linalg.vector_norm(signs @ cubes, dim=1)
+    return lengths
 
 
 def symmetry_error(gradient: Tensor, deviations: Tensor, clip: FlatClip) -> float:
@@ -238,11 +245,9 @@ def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999
     Flipping the sign of each point at random leaves a symmetric distribution as it is, so the p-value is exact but
     for the centring of the points.
     """
-    cubes = points.double() * (points.double() ** 2).sum(dim=1, keepdim=True)
+    cubes, _ = _cubes(points)
     seen = float(torch.linalg.vector_norm(cubes.sum(dim=0)))
-    signs = torch.stack([public.normal(len(points), (2, flip)).sign() for flip in range(flips)])
-    chance = torch.linalg.vector_norm(signs @ cubes, dim=1)
-    return (1 + int((chance >= seen).sum())) / (1 + flips)
+    return (1 + int((_flipped(cubes, public, 2, flips) >= seen).sum())) / (1 + flips)
 
 
 def _each_unit(engine: ClippedSumEngine, batches: Sequence[MicroBatch], support: Support) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ holds it against the library.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,20 +20,6 @@ from sparsedp.methods.empirical_bayes import NormalMixture, decide
 from sparsedp_experiments.wide.data import WideData
 
 MOMENTUM, EMA, WARM_UP = 0.9, 0.98, 0.3
-
-ARMS: Mapping[str, float | None] = {
-    "dense": None,
-    "random 0.2": 0.2,
-    "energy 0.05": 0.05,
-    "energy 0.2": 0.2,
-    "energy 0.4": 0.4,
-    "coherent 0.05": 0.05,
-    "coherent 0.2": 0.2,
-    "adaptive": None,
-    "raw": None,
-    "oracle": None,
-}
-"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds; `raw` does not shrink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +70,9 @@ def simulate(
     _train(columns, data, training, first, generator)
     columns = columns.at([rates.index(rate) for _, rate in named])
     for place, (arm, _) in enumerate(named):
-        ratio = ARMS[arm]
-        if ratio is not None:
-            columns.keep(place, _best(arm.split()[0], ratio, columns, place, generator))
+        score, _, ratio = arm.partition(" ")
+        if ratio:
+            columns.keep(place, _best(score, float(ratio), columns, place, generator))
     unit = (training.noise_multiplier * training.clip_norm / training.batch_size) ** 2
     starts = get_method("tp-adaptive").clock.starts(main, 1)
     for start, stop in zip(starts, (*starts[1:], main), strict=True):

@@ -153,13 +153,6 @@ def test_theorem_5_1_is_an_equality_for_equal_constraints_and_by_hand():
     assert mean_reconstruction_error(constraints, 0.5, 0.3, PUBLIC, masks=5) == pytest.approx(0.09 / 20)
 
 
-def test_freezing_more_always_hurts_the_attacker():
-    constraints = torch.from_numpy(np.random.default_rng(2).standard_normal((40, 3)))
-    errors = [mean_reconstruction_error(constraints, rate, 1.0, PUBLIC) for rate in (0.0, 0.2, 0.4, 0.6, 0.8)]
-    assert errors == sorted(errors)
-    assert reconstruction_error(constraints, Support([0, 1], 40), 1.0) == math.inf
-
-
 LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 
 TARGET = torch.tensor(1)

@@ -35,10 +35,6 @@ def test_train_chooses_by_public_numbers_unless_told(typed, tmp_path):
     assert (record["method"], record["k"], record["d"]) == ("tp-topk", 7684, 19210)
 
 
-def test_a_wrong_flag_is_a_usage_error(shell):
-    shell("train", "--datset", "digits").failed_with(Exit.USAGE, "No such option", "--dataset")
-
-
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_missing_data_says_where_it_looked_and_what_to_do(shell, typed, tmp_path, command):
     done = typed(command, "--dataset", "mnist", "--out", tmp_path / "never")

@@ -281,15 +281,3 @@ def test_unknown_grades_and_images_are_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(DataError, match=r"trainLabels\.csv"):
         read_grades(path)
-
-
-@pytest.mark.data
-def test_the_real_eye_labels_have_the_stated_counts(real_data):
-    if not (real_data / "eyepacs").is_dir():
-        pytest.skip("EyePACS is not in SPARSEDP_DATA")
-    whole = read_grades(real_data / "eyepacs" / "trainLabels.csv")
-    natural = read_grades(real_data / "eyepacs" / "naturalLabels.csv")
-    assert len(whole) == 16_144
-    assert len(natural) == 9_292
-    assert (natural["level"] > 0).sum() == 2_464
-    assert len(natural.merge(whole)) == len(natural)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from sparsedp_experiments.data import DataBundle, Dense, Split, scattering_bundle
-from sparsedp_experiments.data.bundle import holdout, mirrored
 from sparsedp_experiments.data.features import MAPS, Scattering
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
@@ -89,17 +88,3 @@ def test_a_picture_and_its_mirror_image_are_two_rows_of_one_unit(private_cache):
     assert both.train.unit_count == n
     assert len(both.test) == len(plain.test)
     assert "mirrored" in both.variant
-
-
-def test_mirror_images_belong_to_the_patient_of_their_picture():
-    patients = torch.tensor([4, 4, 9])
-    pictures = Dense(torch.rand(3, 1, 4, 4))
-    train = Split(pictures, torch.tensor([0, 1, 1]), patients)
-    test = Split(pictures, torch.tensor([0, 1, 1]), torch.tensor([1, 2, 3]))
-    both = mirrored(DataBundle("eyes", "toy", train, test, ("well", "ill"), unit="patient"))
-    assert torch.equal(both.train.units, torch.tensor([4, 4, 9, 4, 4, 9]))
-    assert both.unit == "patient"
-    chosen = both.train.select(torch.tensor([5, 0]))
-    assert torch.equal(chosen.inputs, torch.stack([pictures.values[2].flip(-1), pictures.values[0]]))
-    kept, held_out = holdout(both.train, 0.5, seed=0)
-    assert not set(kept.units.tolist()) & set(held_out.units.tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import math
 import zipfile
@@ -25,7 +24,6 @@ from sparsedp_experiments.data.encoding import (
     icd9_slot,
 )
 from sparsedp_experiments.data.tables import (
-    adult,
     read_table,
     schema,
 )
@@ -253,23 +251,6 @@ def test_the_tables_are_the_same_to_the_bit_as_when_their_features_were_checked_
     arrays = (bundle.train.inputs, bundle.test.inputs, bundle.train.targets)
     content = b"".join(array.numpy().tobytes() for array in arrays)
     assert hashlib.sha256(content).hexdigest()[:16] == digest
-
-
-def test_a_zip_and_gzipped_files_give_the_same_as_plain_ones(tmp_path):
-    write_adult(tmp_path, adult_lines(9, "<=50K"), adult_lines(4, ">50K."))
-    plain = adult(tmp_path)
-    with zipfile.ZipFile(tmp_path / "adult.zip", "w") as archive:
-        for name in ("adult.data", "adult.test"):
-            archive.write(tmp_path / name, name)
-    for name in ("adult.data", "adult.test"):
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-        (tmp_path / name).unlink()
-    zipped = adult(tmp_path)
-    for name in ("adult.data", "adult.test"):
-        (tmp_path / f"{name}.gz").unlink()
-    for other in (zipped, adult(tmp_path)):
-        assert torch.equal(other.train.inputs, plain.train.inputs)
-        assert torch.equal(other.test.targets, plain.test.targets)
 
 
 @pytest.mark.data

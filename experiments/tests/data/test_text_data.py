@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import tarfile
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +17,7 @@ from tokenizers import Tokenizer
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import imdb, imdb_tokens, load
-from sparsedp_experiments.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
-from sparsedp_experiments.models.ids import PADDING, VOCABULARY
+from sparsedp_experiments.data.text import HashedTexts, bag_of_words, token_ids, tokens
 from sparsedp_experiments.models.pretrained import WordVectors
 
 # Tokens, hashes, and the movie reviews.
@@ -100,11 +97,6 @@ def test_token_ids_keep_the_order_pad_with_zero_and_never_use_it():
     assert set(crowd.flatten().tolist()) == set(range(1, 8))
 
 
-def test_loader_and_models_agree_on_the_vocabulary():
-    assert BUCKETS == VOCABULARY
-    assert PADDING == 0
-
-
 def test_the_archive_is_read_in_the_official_layout(tmp_path):
     reviews = REVIEWS | {
         "train/unsup/5_0.txt": "ignored",
@@ -153,23 +145,3 @@ def test_the_real_reviews_are_complete_and_balanced(real_data):
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 
 VECTORS = "weights/l2_supercat_256.safetensors"
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A copy of the package's folder with the vectors and no tokenizer."""
-    for file in (TOKENIZER, VECTORS):
-        (tmp_path / file).parent.mkdir()
-    (tmp_path / VECTORS).symlink_to(Path(wordllama.__file__).parent / VECTORS)
-    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
-    return tmp_path
-
-
-def test_another_tokenizer_is_refused_before_it_is_read(package, monkeypatch):
-    (package / TOKENIZER).write_text("{}")
-    monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=pytest.fail))
-    with pytest.raises(
-        DataError, match=r"has SHA-256 44136fa3.*expected 93248f2a.*sparsedp-experiments\[pretrained\]"
-    ):
-        WordVectors()

@@ -127,24 +127,3 @@ def test_several_steps_have_the_ridge_of_their_sum():
     noise = one * math.sqrt(0.25 + 0.0625 + 0.25 / 9 + 0.125**2)
     assert float(model.noise) == pytest.approx(noise)
     assert float(model.ridge) == pytest.approx(0.25 * noise * math.sqrt(2 * 7))
-
-
-@pytest.mark.parametrize("steps", [1, 16])
-def test_moments_and_noise_that_grow_alike_are_the_same_classifier(steps):
-    x, y = problem()
-    once, often = filled(x, y, 3), filled(x, y, 3)
-    once.add_noise(0.01)
-    with torch.no_grad():
-        for parameter in often.parameters():
-            parameter.mul_(math.sqrt(steps))
-    for _ in range(steps):
-        often.add_noise(0.01)
-    torch.testing.assert_close(often.solution(), once.solution())
-
-
-def test_the_noise_so_far_is_kept_with_the_weights():
-    model, other = LeastSquares(6, 3), LeastSquares(6, 3)
-    model.add_noise(0.3)
-    other.load_state_dict(model.state_dict())
-    other.add_noise(0.4)
-    assert float(other.noise) == pytest.approx(0.5)

@@ -121,20 +121,6 @@ def test_every_table_has_all_its_cells():
     assert count["adadpigu", "table4"] + count["adadpigu", "table4-others"] == 3 * (5 * 2 + 1)
 
 
-def test_gains_are_those_the_text_of_tp_topk_gives_for_cifar():
-    found = rows("tp-topk", "table2")
-
-    def gains(method, rival):
-        return [
-            round(100 * (found["cifar10", e, method].value - found["cifar10", e, rival].value), 2)
-            for e in ("1", "3", "8")
-        ]
-
-    assert gains("tp-topk", "tp-rand") == [1.23, 1.38, 0.49]
-    assert gains("on-topk", "on-rand") == [0.67, 0.77, 0.78]
-    assert gains("tp-topk", "dp-sgd") == [9.21, 10.25, 4.37]
-
-
 def test_a_number_is_found_by_settings_and_never_for_another_data_set():
     settings = {"dataset": "fashion-mnist-scattering", "model": "m", "epsilon": 3.0, "method": "tp-topk"}
     number = number_for("tp-topk-table2-fashion-mnist", {"epsilon": "3"}, settings, "accuracy")

@@ -27,13 +27,9 @@ from sparsedp_experiments.runs.partition import (
 )
 from sparsedp_experiments.runs.settings import Settings
 from sparsedp_experiments.tabular_rates import (
-    DENSE,
-    SPARSE,
     People,
     Setting,
-    auc,
     simulate,
-    tuned,
 )
 
 # Training with partitions: what RS's code does, with its true price.
@@ -124,23 +120,3 @@ def test_without_noise_the_weights_are_the_librarys(name, ratio):
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
     np.testing.assert_allclose(found, weights, rtol=0.02, atol=0.005)
     assert ratio is None or (found == 0).sum() > 0 or np.count_nonzero(weights) == 7
-
-
-def test_the_area_under_the_curve_counts_pairs():
-    people = some_people(40)
-    weights = np.random.default_rng(1).standard_normal((7, 3)).astype(np.float32)
-    scores = people.rows.toarray() @ weights[:-1] + weights[-1]
-    above = scores[people.targets == 1][:, None] > scores[people.targets == 0][None]
-    np.testing.assert_allclose(auc(people, weights), above.mean(axis=(0, 1)))
-
-
-def test_tuning_is_the_best_mean_of_the_validation_records():
-    lines = [
-        {"stage": "tune", "table": "t", "unit_norm": True, "epsilon": 1.0, "batch_size": 256, "units": 4096,
-         "settings": [[0.1, 1.0, None], [0.2, 1.0, None], [0.2, 0.3, None], [9.0, 1.0, 0.2]],
-         "auc": list(scores)}
-        for scores in ((0.6, 0.7, 0.75, 0.99), (0.9, 0.6, 0.72, 0.99))
-    ]  # fmt: skip
-    assert tuned(lines, 1.0) == {("t", True, 1.0): Setting(0.1, 1.0)}
-    assert tuned(lines, 0.3) == {("t", True, 1.0): Setting(0.2, 0.3)}
-    assert (len(DENSE), len(SPARSE)) == (39, 45)

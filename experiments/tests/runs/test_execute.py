@@ -111,18 +111,6 @@ def test_a_validation_split_takes_the_test_sets_place():
     assert {tuple(row) for row in split.test.inputs.flatten(1).tolist()} <= kept
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
-def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
-    from sparsedp.runs.run import Run
-
-    execute(settings(optimizer=optimizer, scheduler=scheduler, subset=60), out=tmp_path / "run")
-    saved = Run.open(tmp_path / "run").record
-    assert saved["settings"]["optimizer"]["class"].lower() == optimizer
-    assert (saved["settings"]["scheduler"] is None) == (scheduler == "constant")
-    assert saved["config"]["optimizer"] == optimizer
-
-
 ABLATION = {"dataset": "digits", "subset": 120, "epochs": 3, "batch_size": 30, "lr": 0.2, "seed": 0}
 
 
