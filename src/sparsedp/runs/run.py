@@ -73,12 +73,6 @@ class Run:
         """Names and shapes of the trainable parameters."""
         return read_layout(self.checkpoint.identity["layout"])
 
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        """Parameters and buffers at the checkpoint; without an average."""
-        found: Mapping[str, Tensor] = self.checkpoint.state["model"]
-        return found
-
     @cached_property
     def support(self) -> Support:
         """The last step's; all coordinates before the first."""
