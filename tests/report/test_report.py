@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -271,6 +271,7 @@ def test_noise_segments_add_up_to_the_noise_every_release_carried(method, option
     assert ("more, in record.json" in result.report().read_text()) == bool(options)
 
 
+@example([-1e9, -999999999.9999999])
 @given(st.lists(numbers, min_size=1, max_size=60))
 def test_line_chart_draws_every_point_inside_its_picture_and_labels_it(values):
     x = round_axis("epoch", (0, len(values)), whole=True)

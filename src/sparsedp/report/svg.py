@@ -16,6 +16,9 @@ TOP, RIGHT, BOTTOM = 20.0, 22.0, 44.0
 LETTER = 6.7
 """Width of a letter of the 12-pixel type, about."""
 
+TINY = 1e-290
+"""Differences below this are none."""
+
 Point = tuple[float, float]
 
 
@@ -39,8 +42,9 @@ def round_axis(
 ) -> Axis:
     """Make an axis that covers all values and has round ticks; whole numbers if `whole`."""
     low, high = min(values), max(values)
-    if not high > low:
-        half = abs(low) * 0.1 or 0.5
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, TINY):  # all one value, but for rounding
+        half = 0.1 * size if size > TINY else 0.5
         low, high = low - half, high + half
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(power * nice for nice in (1.0, 2.0, 2.5, 5.0, 10.0) if power * nice >= (high - low) / 5.001)
