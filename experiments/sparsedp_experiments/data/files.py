@@ -63,11 +63,6 @@ def replaced(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def download_dir() -> Path:
-    """Where `get` puts the files it downloads."""
-    return cache_dir() / "datasets"
-
-
 def search_roots(root: Path | str | None) -> tuple[Path, ...]:
     """Folders to look in: the given one alone, else SPARSEDP_DATA and then the per-user cache.
 
@@ -76,7 +71,7 @@ def search_roots(root: Path | str | None) -> tuple[Path, ...]:
     if root is not None:
         return (Path(root),)
     named = os.environ.get(DATA_VARIABLE)
-    return (*([Path(named)] if named else []), download_dir())
+    return (*([Path(named)] if named else []), cache_dir() / "datasets")
 
 
 def fingerprint(paths: Sequence[Path], *details: object) -> str:

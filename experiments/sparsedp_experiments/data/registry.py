@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
-from sparsedp_experiments.data.files import download_dir, replaced
+from sparsedp_experiments.data.files import cache_dir, replaced
 from sparsedp_experiments.data.ratings import movielens
 from sparsedp_experiments.data.spec import FEATURES, SOURCES, TABLES, DatasetRow, PublicFiles, SourceFile
 from sparsedp_experiments.data.tables import adult, census_income, compas, diabetes130
@@ -105,7 +105,7 @@ def get(name: str) -> list[Path]:
         raise DataError(
             f"{name}: cannot be downloaded freely. It comes from {spec.origin}: put it where it is looked for"
         )
-    return [_fetch(file, download_dir() / spec.folders[0]) for file in form]
+    return [_fetch(file, cache_dir() / "datasets" / spec.folders[0]) for file in form]
 
 
 def is_original(path: Path | None, file: SourceFile) -> bool:

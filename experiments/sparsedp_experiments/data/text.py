@@ -20,12 +20,9 @@ from sparsedp_experiments.data.bundle import DataBundle, Dense, Features, Sparse
 from sparsedp_experiments.data.features import Compute, with_features
 from sparsedp_experiments.data.files import Arrays, cached_arrays, fingerprint, tar_files
 from sparsedp_experiments.data.spec import SOURCES
+from sparsedp_experiments.models.ids import PADDING
+from sparsedp_experiments.models.ids import VOCABULARY as BUCKETS
 from sparsedp_experiments.models.pretrained import WORDLLAMA, WordVectors
-
-BUCKETS = 2**14
-"""Default number of hash buckets; for token ids, of ids with padding included."""
-
-PADDING = 0
 
 _MARKUP = re.compile(r"<[^<>]{1,20}>")
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
@@ -146,7 +143,17 @@ def _bundle(
 ) -> DataBundle:
     (path,) = SOURCES["imdb"].require(root)
     key = fingerprint([path], "imdb", 1)
-    arrays = cached_arrays(key, lambda: read_archive(path))
+
+    def read() -> Arrays:
+        texts, labels = read_texts(path)
+        found: Arrays = {}
+        for side in _SIDES:
+            hashed = HashedTexts.of(texts[side])
+            found |= {f"{side}_hashes": hashed.hashes, f"{side}_starts": hashed.starts}
+            found[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
+        return found
+
+    arrays = cached_arrays(key, read)
 
     def part(side: str) -> Split:
         texts = HashedTexts(arrays[f"{side}_hashes"], arrays[f"{side}_starts"])
@@ -155,17 +162,6 @@ def _bundle(
     train, test = part("train"), part("test")
     named = f"{key}|{variant}"
     return DataBundle("imdb", variant, train, test, CLASSES, fingerprint=named, vocabulary=vocabulary)
-
-
-def read_archive(path: Path) -> Arrays:
-    """Hashed tokens and labels of both sides of the archive."""
-    texts, labels = read_texts(path)
-    arrays: Arrays = {}
-    for side in _SIDES:
-        hashed = HashedTexts.of(texts[side])
-        arrays[f"{side}_hashes"], arrays[f"{side}_starts"] = hashed.hashes, hashed.starts
-        arrays[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
-    return arrays
 
 
 def read_texts(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:

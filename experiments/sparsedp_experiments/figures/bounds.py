@@ -19,13 +19,7 @@ from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.figures.study import Point, Study
-from sparsedp_experiments.figures.support import (
-    LOSS,
-    open_trainer,
-    switch_of,
-    train_until,
-    unit_gradients,
-)
+from sparsedp_experiments.figures.support import LOSS, open_trainer, switch_of, train_until, unit_gradients
 from sparsedp_experiments.theory.bounds import Descent, kappa, projected_bound
 from sparsedp_experiments.theory.criteria import one_step, random_signal_loss
 from sparsedp_experiments.theory.oracle import (
@@ -38,13 +32,7 @@ from sparsedp_experiments.theory.oracle import (
     smoothness,
     symmetry_error,
 )
-from sparsedp_experiments.theory.trajectory import (
-    Snapshot,
-    Snapshots,
-    Waypoint,
-    energy_capture,
-    install,
-)
+from sparsedp_experiments.theory.trajectory import Snapshot, Snapshots, Waypoint, energy_capture, install
 from sparsedp_experiments.theory.trajectory import measure as walk
 
 

@@ -163,7 +163,27 @@ def scatter_cnn(
             the linear part takes from the network.
     """
     check_shape(input_shape, axes=3)
-    network = nn.Sequential(*_network(input_shape, classes))
+    channels = input_shape[0]
+    if channels <= _GREY_CHANNELS:
+        body = nn.Sequential(
+            nn.Conv2d(channels, 16, kernel_size=3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(16, 32, kernel_size=3, stride=1, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+        )
+        hidden = nn.Linear(flat_size(body, input_shape), 32)
+        network = nn.Sequential(*body, hidden, nn.Tanh(), classifier_head(32, classes))
+    else:
+        body = nn.Sequential(
+            nn.Conv2d(channels, 64, kernel_size=3, padding=1),
+            nn.Tanh(),
+            MaxPool2d(kernel_size=2, stride=2),
+            nn.Conv2d(64, 64, kernel_size=3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+        )
+        network = nn.Sequential(*body, classifier_head(flat_size(body, input_shape), classes))
     if bypass is not None:
         network = nn.Sequential(Bypassed(network, scatter_linear(input_shape, classes), bypass))
     return nn.Sequential(*_normalisation(input_shape, groups), *network)
@@ -184,40 +204,11 @@ class Bypassed(nn.Module):
         return logits
 
 
-def _network(input_shape: InputShape, classes: int) -> list[nn.Module]:
-    channels = input_shape[0]
-    body = _grey_body(channels) if channels <= _GREY_CHANNELS else _colour_body(channels)
-    features = [*body, nn.Flatten()]
-    size = flat_size(nn.Sequential(*features), input_shape)
-    if channels > _GREY_CHANNELS:
-        return [*features, classifier_head(size, classes)]
-    return [*features, nn.Linear(size, 32), nn.Tanh(), classifier_head(32, classes)]
-
-
 def _normalisation(input_shape: InputShape, groups: int | None) -> list[nn.Module]:
     if groups is None:
         return []
     check_shape(input_shape, axes=3)
     return [nn.GroupNorm(groups, input_shape[0], affine=False)]
-
-
-def _grey_body(channels: int) -> list[nn.Module]:
-    return [
-        nn.Conv2d(channels, 16, kernel_size=3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(16, 32, kernel_size=3, stride=1, padding=1),
-        nn.Tanh(),
-    ]
-
-
-def _colour_body(channels: int) -> list[nn.Module]:
-    return [
-        nn.Conv2d(channels, 64, kernel_size=3, padding=1),
-        nn.Tanh(),
-        MaxPool2d(kernel_size=2, stride=2),
-        nn.Conv2d(64, 64, kernel_size=3, padding=1),
-        nn.Tanh(),
-    ]
 
 
 def logistic(input_shape: InputShape, classes: int) -> nn.Sequential:

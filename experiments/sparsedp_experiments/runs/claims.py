@@ -13,12 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from sparsedp_experiments.runs.grid import read_toml
+from sparsedp_experiments.runs.grid import label, read_toml
 from sparsedp_experiments.runs.papers import PAPERS
 from sparsedp_experiments.runs.partition import Partitions
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, estimate, sign_of
 from sparsedp_experiments.runs.tables import Study
-from sparsedp_experiments.runs.text import Cell, label
+from sparsedp_experiments.runs.text import Cell
 
 SEEDS = 3
 """Fewer decide nothing."""

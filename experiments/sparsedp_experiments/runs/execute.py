@@ -119,8 +119,8 @@ def evaluator(split: Split, *, ranked: bool = False) -> Evaluator:
     """
 
     def evaluate(model: nn.Module) -> Metrics:
-        starts = range(0, len(split), _EVALUATED_AT_ONCE)
-        logits = torch.cat([model(split.rows_at(_range(start, len(split)))[0]) for start in starts])
+        parts = torch.split(torch.arange(len(split)), _EVALUATED_AT_ONCE)
+        logits = torch.cat([model(split.rows_at(part)[0]) for part in parts])
         loss = float(functional.cross_entropy(logits.double(), split.targets))
         metrics = {"loss": loss, **classification_metrics(logits, split.targets)}
         if "auc" in metrics:
@@ -131,10 +131,6 @@ def evaluator(split: Split, *, ranked: bool = False) -> Evaluator:
         return metrics
 
     return evaluate
-
-
-def _range(start: int, size: int) -> Tensor:
-    return torch.arange(start, min(start + _EVALUATED_AT_ONCE, size))
 
 
 def ranking_metrics(scores: Tensor, positive: Tensor) -> dict[str, float]:

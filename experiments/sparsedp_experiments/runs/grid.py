@@ -117,7 +117,7 @@ def _cells(
 
 def _read_setting(name: str, value: Any) -> GridLevel:
     checked(name, value)
-    return GridLevel(_label(value), {name: value})
+    return GridLevel(label(value), {name: value})
 
 
 def _read_bundle(name: str, value: Any) -> GridLevel:
@@ -132,13 +132,14 @@ def _read_bundle(name: str, value: Any) -> GridLevel:
     return GridLevel(value["name"], settings)
 
 
-def _label(value: Any) -> str:
+def label(value: Any) -> str:
+    """A value as the cells of an experiment write it."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        return ",".join(map(_label, value))
+        return ",".join(map(label, value))
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={_label(inner)}" for key, inner in value.items())
+        return ",".join(f"{key}={label(inner)}" for key, inner in value.items())
     return str(value)
 
 
@@ -308,7 +309,7 @@ def _rule(item: Mapping[str, Any], axes: Sequence[GridAxis], kind: str) -> CellR
     labels = {axis.name: [level.label for level in axis.levels] for axis in axes}
     where = {}
     for axis, wanted in item["where"].items():
-        found = tuple(_label(value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+        found = tuple(label(value) for value in (wanted if isinstance(wanted, list) else [wanted]))
         if axis not in labels or not set(found) <= set(labels[axis]):
             known = f"one of {labels[axis]}" if axis in labels else f"an axis of the grid: {sorted(labels)}"
             raise SparseDPError(f"[[{kind}]] where {axis} = {wanted!r}: expected {known}")
@@ -322,7 +323,7 @@ def _rule(item: Mapping[str, Any], axes: Sequence[GridAxis], kind: str) -> CellR
 def _contrast(value: Any, axes: Sequence[GridAxis]) -> Contrast:
     if not isinstance(value, dict) or not set(value) <= {"axis", "baseline"}:
         raise SparseDPError(f'contrast: got {value!r}, expected {{ axis = "method", baseline = "dp-sgd" }}')
-    found = Contrast(**{key: _label(inner) for key, inner in value.items()})
+    found = Contrast(**{key: label(inner) for key, inner in value.items()})
     labels = {axis.name: [level.label for level in axis.levels] for axis in axes}
     if value and found.baseline not in labels.get(found.axis, []):
         raise SparseDPError(

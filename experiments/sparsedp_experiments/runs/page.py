@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparsedp_experiments.runs.claims import SEEDS, Ruling, Verdict, judge, read_claims
 from sparsedp_experiments.runs.gains import auto_section, gains, r_section, where_it_pays
-from sparsedp_experiments.runs.grid import LABORATORY
+from sparsedp_experiments.runs.grid import LABORATORY, label
 from sparsedp_experiments.runs.papers import PAPERS, context_tables, read_paper
 from sparsedp_experiments.runs.partition import (
     noise_table,
@@ -23,7 +23,6 @@ from sparsedp_experiments.runs.text import (
     NONE,
     Cell,
     difference_text,
-    label,
     markdown_table,
     mean_text,
     metric_title,

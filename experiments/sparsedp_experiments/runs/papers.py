@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sparsedp_experiments.runs.grid import read_toml
-from sparsedp_experiments.runs.text import NONE, Cell, label, markdown_table, value_text
+from sparsedp_experiments.runs.grid import label, read_toml
+from sparsedp_experiments.runs.text import NONE, Cell, markdown_table, value_text
 
 PAPERS = Path(__file__).parents[1] / "papers"
 PAPER_NAMES = ("tp-topk", "rs", "adadpigu")

@@ -36,11 +36,11 @@ from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.runs.execute import build_model, evaluator, load_data
-from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Contrast, read_toml
+from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Contrast, label, read_toml
 from sparsedp_experiments.runs.papers import read_paper
 from sparsedp_experiments.runs.results import Record, commit, make_rows, measured, read_rows
 from sparsedp_experiments.runs.settings import Settings
-from sparsedp_experiments.runs.text import NONE, difference_text, label, markdown_table, mean_text
+from sparsedp_experiments.runs.text import NONE, difference_text, markdown_table, mean_text
 
 NAME = "rs-table3"
 POISSON, PARTITION = "Poisson", "partition"

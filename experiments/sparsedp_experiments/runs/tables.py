@@ -11,7 +11,15 @@ from typing import Any
 
 from sparsedp._validate import epsilon_text, significant
 from sparsedp.methods import get_method
-from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Experiment, GridRun, family_files, read_family
+from sparsedp_experiments.runs.grid import (
+    CONFIGS,
+    RESULTS,
+    Experiment,
+    GridRun,
+    family_files,
+    label,
+    read_family,
+)
 from sparsedp_experiments.runs.papers import PAPER_NAMES, base_name, number_for, paper_text, read_paper
 from sparsedp_experiments.runs.results import CONFIDENCE, Record, Results, Row, make_rows
 from sparsedp_experiments.runs.settings import ABLATIONS, Settings
@@ -19,7 +27,6 @@ from sparsedp_experiments.runs.text import (
     NONE,
     Cell,
     difference_text,
-    label,
     markdown_table,
     mean_text,
     metric_title,

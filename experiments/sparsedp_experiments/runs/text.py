@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sparsedp._validate import significant
+from sparsedp_experiments.runs.grid import label
 from sparsedp_experiments.runs.results import Estimate
 
 Cell = Mapping[str, str]
@@ -93,8 +94,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return " to ".join(map(_plain, value)) if len(value) == 2 else " ".join(map(_plain, value))
     return significant(value) if isinstance(value, float) else label(value)
-
-
-def label(value: Any) -> str:
-    """A value as the cells of an experiment write it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

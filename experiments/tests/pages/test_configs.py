@@ -11,12 +11,11 @@ from sparsedp.privacy.plan import SampledGaussian
 from sparsedp_experiments.runs.ablations import train_ablation
 from sparsedp_experiments.runs.claims import read_claims
 from sparsedp_experiments.runs.execute import _load, execute
-from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
+from sparsedp_experiments.runs.grid import committed_families, label, read_experiment, records_of
 from sparsedp_experiments.runs.papers import PAPER_NAMES, number_for, read_paper
 from sparsedp_experiments.runs.partition import ADADPIGU, gaussian_epsilon, noise_multiplier
 from sparsedp_experiments.runs.settings import ABLATIONS
 from sparsedp_experiments.runs.tables import read_study
-from sparsedp_experiments.runs.text import label
 
 # Every experiment file parses, names what the claims ask of it, and runs an epoch on a few records.
 
