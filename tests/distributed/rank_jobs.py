@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from flat_settings import placed
+from runs import placed
 from sparsedp import distributed
 from sparsedp._serialization import to_json
 from sparsedp.errors import SparseDPError

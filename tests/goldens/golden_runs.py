@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from flat_settings import placed
+from runs import placed
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from sparsedp import Normalised, PrivateNormalisation
+from sparsedp import DataConfig, Normalised, PrivateNormalisation, RunConfig
 from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
 from sparsedp.methods import Granularity, Method, build_plan, get_method
+from sparsedp.methods.method import OF_THE_PLAN
 from sparsedp.methods.public_scores import PublicScores
 from sparsedp.methods.scores import Contributions, Given
 from sparsedp.parameters import ParameterLayout
@@ -24,6 +26,7 @@ from sparsedp.privacy import mechanism
 from sparsedp.privacy.charge import Charge
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Result
+from sparsedp.training.planning import changed_method
 from sparsedp.training.trainer import Trainer
 
 ROWS, FEATURES, CLASSES = 60, 5, 3
@@ -197,3 +200,24 @@ OFTEN = frozenset({"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest"})
 def by_method(names: Iterable[str]) -> list[Any]:
     """The names, as parameters of a test; `make nightly` tries those that are not tried often."""
     return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
+_DATA = ("unit_name", "rows_per_unit", "max_physical_batch", "num_workers", "collate_fn", "sharded")
+_RUN = ("total_epsilon", "continue_from", "engine", "metadata")
+
+
+def placed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with those of the method in `method`, and those of loading in `data`, of the run in `run`."""
+    rest = dict(settings)
+    changes = rest.pop("options", {}) | {
+        name: rest.pop(name) for name in ("active_ratio", *OF_THE_PLAN) if name in rest
+    }
+    loading = {name: rest.pop(name) for name in _DATA if name in rest}
+    run = {name: rest.pop(name) for name in _RUN if name in rest}
+    if changes:
+        rest["method"] = changed_method(rest.get("method", "auto"), **changes)
+    if loading:
+        rest["data"] = replace(rest.get("data", DataConfig()), **loading)
+    if run:
+        rest["run"] = RunConfig(**run)
+    return rest

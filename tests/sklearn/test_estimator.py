@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from flat_settings import placed
+from runs import placed
 from sklearn import config_context
 from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError, verify
 from sparsedp.methods import get_method

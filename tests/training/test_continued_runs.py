@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import sparsedp
-from flat_settings import placed
-from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows
+from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, placed, rows
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import PlanConfig, get_method
 from sparsedp.privacy import Plan, RdpFilter

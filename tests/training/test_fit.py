@@ -15,8 +15,7 @@ import torch
 from safetensors import safe_open
 from torch.utils.data import IterableDataset, TensorDataset
 
-from flat_settings import placed
-from runs import FEATURES, ROWS, by_method, loss_fn, network, rows, weights
+from runs import FEATURES, ROWS, by_method, loss_fn, network, placed, rows, weights
 from sparsedp import PrivateNormalisation, RunMetadata, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError

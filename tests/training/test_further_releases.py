@@ -18,8 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from flat_settings import placed
-from runs import CLASSES, FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
+from runs import (
+    CLASSES,
+    FEATURES,
+    ROWS,
+    a_plan,
+    a_trainer,
+    advance,
+    loss_fn,
+    network,
+    placed,
+    rows,
+    sgd,
+    weights,
+)
 from sparsedp import Normalised, PrivateNormalisation, fit
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip

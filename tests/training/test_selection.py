@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flat_settings import placed
 from oracles import selection
 from oracles.selection import best_rows, histogram
-from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, texts
+from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, placed, texts
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
