@@ -1,8 +1,8 @@
 """How one unit's contribution is bounded: the clip, the sensitivity that follows, and the space clipped in.
 
 Gradients are clipped as they are (`Identity`), or standardized coordinate by coordinate (`Standardized`). All public.
-The clip is applied where sums are made: `grad_sample.accumulate.ClippedSum.add`, and `grad_sample.query.sum_clipped_rows`
-for the reference engine.
+The clip is applied where sums are made: `grad_sample.accumulate.ClippedSum.add`, and
+`grad_sample.query.sum_clipped_rows` for the reference engine.
 """
 
 from __future__ import annotations
