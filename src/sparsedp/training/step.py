@@ -123,7 +123,7 @@ class Randomness(NamedTuple):
 
 
 @final
-class StepTaker:
+class PrivateStep:
     """A validated model, ready to be stepped; it stores nothing.
 
     Formal guarantees: The model is validated here, before the first step, on made-up examples.

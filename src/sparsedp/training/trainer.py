@@ -28,7 +28,7 @@ from sparsedp.training.normalization import check_normalisation
 from sparsedp.training.ranks import COMPARED_ROWS, data_facts, first_facts, partition_of
 from sparsedp.training.recorder import RecordedRun, facts_of, public_randomness
 from sparsedp.training.state import OptimizerConfig
-from sparsedp.training.step import Randomness, StepTaker
+from sparsedp.training.step import PrivateStep, Randomness
 
 
 @final
@@ -107,7 +107,9 @@ class Trainer(RecordedRun):
             rule = OptimizerConfig(optimizer, lr_scheduler, ema_decay, public_scores)
             draws = Randomness(private, public)
             self._stepper = distributed.all_or_raise(
-                lambda: StepTaker(model, per_sample_loss(criterion), plan, self._batches, draws, rule, engine)
+                lambda: PrivateStep(
+                    model, per_sample_loss(criterion), plan, self._batches, draws, rule, engine
+                )
             )
             learner = self._stepper.learner
             setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": data.rows_per_unit}
