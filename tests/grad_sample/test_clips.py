@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sparsedp import PrivacyError
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import GAMMA, AutomaticClip, Clip, FlatClip, LayerClip, Standardized
-from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping
 from sparsedp.parameters import ParameterLayout, Support
 
@@ -33,10 +32,9 @@ def factors_of(clip: Clip, layout: ParameterLayout, rows: np.ndarray) -> np.ndar
     found = np.zeros_like(rows)
     for row, out in zip(rows, found, strict=True):
         if not isinstance(clip, LayerClip):
-            norm = np.sqrt((row**2).sum())
-            out[:] = clip.norm / MARGIN / (norm + GAMMA) if isinstance(clip, AutomaticClip) else 1.0
-            if isinstance(clip, FlatClip):
-                out[:] = min(1.0, clip.norm / MARGIN / max(norm, 1e-300))
+            norm, bound = np.sqrt((row**2).sum()), clip.norm / MARGIN
+            automatic = isinstance(clip, AutomaticClip)
+            out[:] = bound / (norm + GAMMA) if automatic else min(1.0, bound / max(norm, 1e-300))
             continue
         group = np.concatenate([np.full(slot.size, clip.group(slot.name)) for slot in layout])
         for number, (_, bound) in enumerate(clip.norms):
@@ -156,11 +154,6 @@ def test_patterns_that_leave_out_a_parameter_or_match_none_are_refused(norms, ma
         LayerClip(norms).check([name for name, _ in nn.Linear(2, 2).named_parameters()])
 
 
-def test_norms_of_the_whole_contribution_are_no_norms_by_group():
-    with pytest.raises(SparseDPError, match="expected one row for each of 2 groups"):
-        LayerClip((("a", 1.0), ("*", 1.0))).factors(torch.ones(5))
-
-
 # Float rounding may not carry a record past the clip: norms and sums must see the same numbers.
 
 
@@ -183,15 +176,6 @@ def test_a_constant_record_in_many_features_stays_within_the_clip(value, inputs,
     query = ClippedSumQuery(Support((~left_out).nonzero().flatten(), len(left_out)), FlatClip(1.0))
     engine = BookKeepingEngine(nn.Linear(inputs, 1, bias=False), linear_loss)
     assert float(engine.clipped_sum([MicroBatch(torch.full((1, inputs), value))], query).norm()) <= 1
-
-
-def test_a_constant_record_in_a_large_sequence_layer_stays_within_the_clip():
-    model = nn.Linear(512, 512, bias=False)
-    query = ClippedSumQuery(Support.full(512 * 512), FlatClip(1.0))
-    total = BookKeepingEngine(model, output_sum).clipped_sum(
-        [MicroBatch(torch.full((1, 4, 512), 0.7))], query
-    )
-    assert float(total.norm()) <= 1
 
 
 @pytest.mark.parametrize("centre", [10.0, 1000.0])

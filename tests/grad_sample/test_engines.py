@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 
 import numpy as np
 import pytest
@@ -28,11 +27,9 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping, make_engine
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
-from sparsedp.grad_sample.query import keep_largest
-from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.parameters import Support
 
 # Both engines give the clipped sum of a plain loop of `backward`, for every layer, support, geometry and dtype.
 
@@ -55,27 +52,17 @@ def test_the_engine_equals_a_plain_loop(kind, case, geometry, dtype, caplog):
     assert kind == "reference" or case not in {**KNOWN, **NETWORKS} or caplog.records == []
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["linear", "linear-sequence", "conv2d", "conv2d-many-channels", "embedding", "layer-norm", "group-norm"],
-)
+@pytest.mark.parametrize("case", ["linear-sequence", "conv2d-many-channels", "embedding", "group-norm"])
 @pytest.mark.parametrize("kind", ENGINES)
 def test_the_engine_takes_half_precision(kind, case):
     model, rows = CASES[case].make(torch.bfloat16)
     assert_equals_a_plain_loop(ENGINES[kind](model, loss), model, rows, tolerance=TOLERANCE[torch.bfloat16])
 
 
-# The fast engine equals a plain loop for layers of any shape hypothesis can think of.
+# The fast engine equals a plain loop for convolutions and embeddings of any shape.
 
 
 few = st.integers(1, 4)
-
-
-@st.composite
-def linears(draw) -> Case:
-    inputs, outputs, bias = draw(st.integers(1, 12)), draw(st.integers(1, 12)), draw(st.booleans())
-    between = tuple(draw(st.lists(few, max_size=2)))
-    return Case(lambda: nn.Linear(inputs, outputs, bias=bias), (*between, inputs))
 
 
 @st.composite
@@ -107,22 +94,9 @@ def embeddings(draw) -> Case:
     return Case(lambda: nn.Embedding(rows, width, padding_idx=padding), shape, tokens=rows)
 
 
-@st.composite
-def norms(draw) -> Case:
-    sizes = tuple(draw(st.integers(2, 5)) for _ in range(draw(st.integers(1, 3))))
-    axes = draw(st.integers(1, len(sizes)))
-    groups = draw(st.sampled_from([g for g in (1, 2, 3) if sizes[0] % g == 0 and math.prod(sizes) > g]))
-    kinds = [
-        lambda: nn.LayerNorm(sizes[-axes:]),
-        lambda: nn.RMSNorm(sizes[-axes:]),
-        lambda: nn.GroupNorm(groups, sizes[0]),
-    ]
-    return Case(draw(st.sampled_from(kinds)), sizes)
-
-
 @settings(max_examples=100)
 @given(
-    st.one_of(linears(), convolutions(), convolutions(), embeddings(), norms()),
+    st.one_of(convolutions(), convolutions(), embeddings()),
     st.integers(1, 20),
     st.sampled_from(sorted(GEOMETRIES)),
     st.integers(0, 1000),
@@ -142,9 +116,8 @@ MODELS = [
     "conv2d-many-channels",
     "embedding-repeated",
     "own-parameter",
-    "cnn",
-    "text",
 ]
+MODELS += ["cnn", "text"]
 GEOMETRIC = sorted(GEOMETRIES)
 POISON = [torch.nan, torch.inf, -torch.inf, 1e38]
 
@@ -252,20 +225,9 @@ def test_inputs_of_several_lengths_in_one_step():
 
 
 UNITS = [0, 0, 1, 2, 2, 2, 3]
-SOME = ["linear", "linear-sequence", "conv2d", "conv2d-many-channels", "conv2d-groups", "embedding-repeated"]
-SOME += [
-    "layer-norm-sequence",
-    "group-norm",
-    "own-parameter",
-    "lstm-final-state",
-    "perceptron",
-    "cnn",
-    "text",
-    "embedding-padding",
-    "embedding-bag-weights",
-    "tables",
-    "tied-to-output",
-]
+SOME = ["linear", "linear-sequence", "conv2d-many-channels", "conv2d-groups", "embedding-repeated"]
+SOME += ["embedding-padding", "embedding-bag-weights", "layer-norm-sequence", "group-norm", "own-parameter"]
+SOME += ["lstm-final-state", "perceptron", "cnn", "text", "tables"]
 TIED = "lstm-final-state"
 """Its two biases have the same gradient, so which of them is larger is a matter of rounding."""
 
@@ -313,18 +275,6 @@ def test_the_top_of_ties_is_the_lower_index(kind):
     assert found.tolist() == [4.0, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_keep_largest_cannot_hide_a_number_that_is_not_finite():
-    rows = torch.tensor([[torch.nan, 5.0, 1.0], [torch.inf, 5.0, 1.0]])
-    kept = keep_largest(rows, 1)
-    assert not bool(kept.isfinite().all(dim=1).any())
-
-
-@pytest.mark.parametrize("top", [0.0, -0.5, 1.5])
-def test_a_top_that_is_no_fraction_is_refused(top):
-    with pytest.raises(SparseDPError, match="per_sample_top"):
-        ClippedSumQuery(Support.full(3), FlatClip(1.0), per_sample_top=top)
-
-
 # A unit's rows as positions of one sum of outer products: right, not formed row by row, safe where they cancel.
 
 
@@ -365,19 +315,6 @@ def test_no_gradient_is_formed_where_all_coordinates_take_part(monkeypatch, kind
     assert torch.equal(engine.clipped_sum([MicroBatch(rows, torch.tensor(RAGGED))], query), expected)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e25])
-def test_a_unit_with_one_row_that_cannot_be_measured_counts_as_absent(bad):
-    model, (rows,) = make("rows", torch.float32)
-    query = ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
-    others = [row for row, unit in enumerate(RAGGED) if unit != 2]
-    without = BookKeepingEngine(model, squares).clipped_sum(
-        [MicroBatch((rows[others],), torch.tensor([0, 0, 1, 2, 2]))], query
-    )
-    rows[4] = bad
-    found = BookKeepingEngine(model, squares).clipped_sum([MicroBatch((rows,), torch.tensor(RAGGED))], query)
-    torch.testing.assert_close(found, without, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_a_unit_whose_rows_cancel_moves_the_sum_by_no_more_than_the_clip_norm(size):
     """Two rows that all but undo each other, in float32, beside units of ordinary size."""
@@ -395,42 +332,3 @@ def test_a_unit_whose_rows_cancel_moves_the_sum_by_no_more_than_the_clip_norm(si
     rest = (rows[2:], signs[2:])
     without = engine.clipped_sum([MicroBatch(rest, torch.tensor(EVEN[2:]) - 1)], query)
     assert float((with_it - without).norm()) <= 1.0
-
-
-# Tables of embeddings: only the rows of the support exist for the engine.
-
-
-ROWS, WIDTH = 50, 3
-
-
-class Text(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(ROWS, WIDTH, padding_idx=0)
-        self.bag = nn.EmbeddingBag(ROWS, WIDTH, padding_idx=0)
-        self.head = nn.Linear(WIDTH, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.table(ids).tanh().mean(1) + self.bag(ids))
-
-
-def few_rows(layout: ParameterLayout) -> Support:
-    """Rows 0 (padding), 3, 7 and 49 of the table, 7 of the bag, and the head."""
-    table, bag, *head = layout.slots
-    whole = [table.offset + WIDTH * r + c for r in (0, 3, 7, 49) for c in range(WIDTH)]
-    whole += [bag.offset + WIDTH * 7 + c for c in range(WIDTH)]
-    return Support(whole + [i for slot in head for i in range(slot.offset, slot.span.stop)], layout.dimension)
-
-
-@pytest.mark.parametrize("units", [None, [0, 0, 1, 2, 2, 2, 3, 4]], ids=["rows", "units"])
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize("tokens", [(0, 3, 7, 11), (1, 2, 4)], ids=["some-active", "none-active"])
-def test_the_rows_of_a_support_equal_a_plain_loop_in_float64(tokens, geometry, units, monkeypatch):
-    torch.manual_seed(1)
-    model = Text().double()
-    ids = torch.tensor(tokens)[torch.randint(0, len(tokens), (8, 64))]
-    ids[3] = 0
-    rows = (ids, torch.linspace(0.2, 2.0, 8).double())
-    engine = BookKeepingEngine(model, loss)
-    monkeypatch.setattr("gradient_cases.supports", lambda layout: {"few rows": few_rows(layout)})
-    assert_equals_a_plain_loop(engine, model, rows, geometry=geometry, units=units, tolerance=1e-9 / len(ids))
