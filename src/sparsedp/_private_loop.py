@@ -45,16 +45,13 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        """Whether every step of the plan is taken."""
         return self.trainer.position >= self.trainer.plan.total_steps
 
     @property
     def epoch(self) -> int:
-        """The epoch at work, from 0."""
         return bisect_right(self.trainer.plan.epoch_ends(), self.trainer.position)
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of the epoch at work."""
         if self.finished:
             raise SparseDPError(
                 f"all {self.trainer.plan.total_steps} steps of the plan are taken; for a longer run give "
@@ -142,7 +139,6 @@ class Loop:
         self.model.zero_grad()
 
     def step(self) -> StepReport:
-        """The private step of the batch that is out."""
         batch = self._batch
         if self._failed:
             raise SparseDPError("optimizer.step: the last step failed; resume the run from its checkpoint")

@@ -108,10 +108,8 @@ def held_out(
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> Metrics:
-        total = 0.0
-        outputs: list[Tensor] = []
-        targets: list[Tensor] = []
-        returned: list[Any] = []
+        total, returned = 0.0, list[Any]()
+        outputs, targets = list[Tensor](), list[Tensor]()
         watch = model.register_forward_hook(lambda _model, _inputs, output: returned.append(output))
         try:
             for rows in rows_in_order(dataset, size, batch_size, collate_fn):
@@ -155,11 +153,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def _class_targets(rows: Batch) -> Tensor | None:
     """The second of a pair, or what a dictionary calls its labels: one number a row."""
-    found = None
-    if isinstance(rows, (tuple, list)) and len(rows) == 2:
-        found = rows[1]
-    elif isinstance(rows, Mapping):
+    if isinstance(rows, Mapping):
         found = next((rows[name] for name in TARGET_NAMES if name in rows), None)
+    else:
+        found = rows[1] if isinstance(rows, (tuple, list)) and len(rows) == 2 else None
     return found if isinstance(found, Tensor) and found.numel() == example_count(rows) else None
 
 
@@ -169,15 +166,11 @@ def refuse_training_rows(train: Dataset[Any], held_out: Dataset[Any]) -> None:
     Formal guarantees: Metrics are exact and saved with the run: on training rows they are a release without noise.
     Edge cases: Found are the same object, parts of it (`Subset`) that share an index, and `TensorDataset`s with a
     row at the same place in memory. Copies of rows are not found.
-
-    Raises:
-        PrivacyError: a row is in both.
     """
-    mine, theirs = list(_rows_of(train)), list(_rows_of(held_out))
-    for one, places in mine:
-        for other, others in theirs:
-            if one == other and np.intersect1d(places, others).size:
-                raise _in_both("eval_dataset", "train_dataset")
+    theirs = list(_rows_of(held_out))
+    for one, places in _rows_of(train):
+        if any(one == other and np.intersect1d(places, others).size for other, others in theirs):
+            raise _in_both("eval_dataset", "train_dataset")
 
 
 def refuse_training_arrays(
@@ -190,14 +183,6 @@ def refuse_training_arrays(
 
     Edge cases: Frames are compared column by column, sparse matrices by what they store; of lists only the same
     object is found, and copies of rows are not.
-
-    Args:
-        train: what is trained on, such as X and y.
-        held_out: what is evaluated on.
-        names: what the caller calls the two, held-out first.
-
-    Raises:
-        PrivacyError: some of it is in both.
     """
     same = {id(one) for one in train} & {id(one) for one in held_out}
     mine, theirs = ([array for one in given for array in _memory_of(one)] for given in (train, held_out))
@@ -230,10 +215,8 @@ def _rows_of(dataset: Dataset[Any]) -> Iterator[tuple[object, npt.NDArray[np.int
 
 def _memory_of(given: Any) -> Iterator[npt.NDArray[Any]]:
     """Arrays over the memory of what was given, without constants that are spread over all rows."""
-    found: list[npt.NDArray[Any]] = []
-    if isinstance(given, np.ndarray):
-        found = [given]
-    elif isinstance(given, Tensor):
+    found: list[npt.NDArray[Any]] = [given] if isinstance(given, np.ndarray) else []
+    if isinstance(given, Tensor):
         # What NumPy cannot see is not converted either, so that `refuse_training_rows` finds its rows.
         with suppress(TypeError, RuntimeError):
             found = [given.detach().numpy()]

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sparsedp.batch import Batch, concat_batches, example_count
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.randomness import GeneratorMonitor, StepKey, seed_generators
+from sparsedp.randomness import GeneratorMonitor, PublicRandomness, StepKey, fork_generators, seed_generators
 
 Indices = npt.NDArray[np.int64]
 
@@ -103,6 +103,12 @@ def rows_in_order(
     """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
     for start in range(0, size, batch_size):
         yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)
+
+
+def first_row(dataset: Dataset[Any], collate: Collate | None) -> Batch:
+    """A batch of the first row alone, for its shapes: the same whatever the global generators are at."""
+    with fork_generators(PublicRandomness(0).generator_seed(()), _CPU):
+        return fetch_rows(dataset, np.array([0]), collate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,12 +19,11 @@ from sparsedp.callbacks import live
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import Evaluator, MetricFunctions
-from sparsedp.loading import DataConfig, rows_in_order
+from sparsedp.loading import DataConfig, first_row
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.phases import ClipNorm
 from sparsedp.privacy.plan import Plan
-from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import EpochMetrics
 from sparsedp.training.data import GivenData, evaluator_of, given_data, loading_of
@@ -136,21 +134,18 @@ def make_private(
                 f"{expected}"
             )
     if not isinstance(optimizer, Optimizer):
-        raise SparseDPError(
-            f"optimizer: got {type(optimizer).__name__}, expected the torch.optim optimizer that the loop steps"
-        )
+        raise SparseDPError(f"optimizer: got {type(optimizer).__name__}, expected one of torch.optim")
     if not isinstance(loader, DataLoader):
         raise DataError(
             f"loader: got {type(loader).__name__}, expected a torch DataLoader; fit and Trainer take data sets"
         )
     given = given_data(loader, "loader")
     require_one_process("make_private")
-    dataset = given.dataset
     per_sample_loss(criterion)  # refuses what is no loss, before anything else
     loading = loading_of(replace(data, num_workers=data.num_workers or loader.num_workers), given, unit_ids)
     plan = plan_for(
         model,
-        dataset,
+        given.dataset,
         method,
         loading,
         run,
@@ -172,7 +167,7 @@ def make_private(
     with closing:
         trainer = Trainer(
             model,
-            dataset,
+            given.dataset,
             criterion,
             plan=plan,
             optimizer=optimizer,
@@ -186,8 +181,7 @@ def make_private(
             callbacks=(*callbacks, *shown),
             metadata=run.metadata,
         )
-        with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
-            no_rows = slice_batch(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
+        no_rows = slice_batch(first_row(given.dataset, loading.collate_fn), slice(0, 0))
         opened = closing.pop_all()
     return PrivateTraining(Loop(trainer, criterion, no_rows), model, optimizer, given, opened)
 
@@ -271,8 +265,8 @@ class PrivateTraining:
             PrivacyError: examples of the training data are among them.
         """
         chosen = self._loop.criterion if criterion is None else criterion
-        name = "the held-out data"
-        return self.trainer.evaluate(evaluator_of(dataset, self._data, chosen, name=name, metrics=metrics))
+        evaluate = evaluator_of(dataset, self._data, chosen, name="the held-out data", metrics=metrics)
+        return self.trainer.evaluate(evaluate)
 
     def finish(self) -> Result:
         """The run's result. After the last planned step the run is finished already; before, it is stopped here."""

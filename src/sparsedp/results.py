@@ -144,7 +144,7 @@ class Result:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The keys of the record that were null while the run went on (`runs.record.OUTCOME`)."""
+        """The keys of the record that were null while the run went on."""
         return {
             "epsilon": self.epsilon,
             "epsilon_spent": self.ledger.epsilon,

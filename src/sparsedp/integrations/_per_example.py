@@ -13,8 +13,7 @@ from sparsedp.batch import Batch, LossFunction, example_count, slice_batch
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.grad_sample.isolation import MADE_UP, made_up
-from sparsedp.loading import rows_in_order
-from sparsedp.randomness import PublicRandomness, fork_generators
+from sparsedp.loading import first_row
 
 
 def one_by_one(loss_of_batch: Callable[[Any, Batch], Tensor]) -> LossFunction:
@@ -36,8 +35,7 @@ def check_mean(
 
     Of the loader's examples the shapes are looked at, and nothing else.
     """
-    with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
-        rows = next(rows_in_order(loader.dataset, 1, 1, loader.collate_fn))
+    rows = first_row(loader.dataset, loader.collate_fn)
     with evaluation_mode(model):
         for kind in MADE_UP:
             made = made_up(rows, 3, kind)

@@ -33,7 +33,7 @@ from sparsedp.evaluation import (
 )
 from sparsedp.grad_sample.isolation import made_up
 from sparsedp.guarantee import exceeds_target
-from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, rows_in_order
+from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, first_row, rows_in_order
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.privacy.accounting import plan_epsilon
@@ -58,16 +58,10 @@ class GivenData:
 
 
 def given_data(given: object, name: str) -> GivenData:
-    """The data set in what was given.
-
-    A `DataLoader` gives its data set, batch size and collate: batches are drawn anew, as the guarantee needs.
-
-    Raises:
-        DataError: it has no rows that could be drawn by number, or a loader picks among them; and what to do.
-    """
+    """The data set in what was given; refused if its rows cannot be drawn by number, or a loader picks among them."""
     if isinstance(given, DataLoader):
         inner = given_data(given.dataset, name)
-        refuse_picked_rows(given, name)
+        _refuse_picked_rows(given, name)
         collate = None if given.collate_fn is default_collate else given.collate_fn
         return GivenData(inner.dataset, inner.arrays, True, given.batch_size, collate)
     if isinstance(given, IterableDataset):
@@ -78,15 +72,12 @@ def given_data(given: object, name: str) -> GivenData:
         )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
         return GivenData(_pair(given[0], given[1], name), tuple(given))
-    if _is_array(given) or (isinstance(given, tuple) and any(_is_array(part) for part in given)):
+    arrays = _is_array(given) or (isinstance(given, tuple) and any(_is_array(part) for part in given))
+    if arrays or not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
         raise DataError(
-            f"{name}: got {type(given).__name__}, expected two arrays, (X, y); for more give "
-            "TensorDataset(*arrays) and a PerExampleLoss(lambda model, batch: ...)"
-        )
-    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
-        raise DataError(
-            f"{name}: got {type(given).__name__}, expected a map-style data set (with __len__ and __getitem__), a "
-            "DataLoader, or a pair (X, y) of arrays"
+            f"{name}: got {type(given).__name__}, expected two arrays, (X, y), a DataLoader, or a map-style data set "
+            "(with __len__ and __getitem__); for more arrays give TensorDataset(*arrays) and a "
+            "PerExampleLoss(lambda model, batch: ...)"
         )
     return GivenData(given, given.tensors if isinstance(given, TensorDataset) else ())  # type: ignore[arg-type]
 
@@ -110,12 +101,8 @@ def evaluator_of(
     )
 
 
-def refuse_picked_rows(loader: DataLoader[Any], name: str) -> None:
-    """Refuse a loader whose sampler leaves rows out, or takes some more often: here it has no say.
-
-    Raises:
-        DataError: its sampler is not a plain one over all rows, or makes whole batches.
-    """
+def _refuse_picked_rows(loader: DataLoader[Any], name: str) -> None:
+    """Refuse a loader whose sampler leaves rows out, or takes some more often: here it has no say."""
     if loader.batch_size is None:
         raise DataError(
             f"{name}: got no batch_size, or a batch_sampler, expected a number: all rows are taken, in batches of "
@@ -132,11 +119,7 @@ def refuse_picked_rows(loader: DataLoader[Any], name: str) -> None:
 
 
 def given_units(units: Any) -> Any:
-    """The id of each row's unit, as given.
-
-    Raises:
-        DataError: ids are missing, or of types that cannot be compared.
-    """
+    """The id of each row's unit, as given; refused if ids are missing, or of types that cannot be compared."""
     if units is None or (isinstance(units, Tensor) and not units.is_floating_point()):
         return units
     ids = np.asarray(units)
@@ -187,11 +170,7 @@ Units = Tensor | Sequence[int] | None
 
 
 def count_units(dataset: Dataset[Any], units: Units) -> int:
-    """How many units a data set has: rows, or the different ids among `units`.
-
-    Raises:
-        DataError: there are no rows, or not one id for each.
-    """
+    """How many units a data set has: rows, or the different ids among `units`, one for each row."""
     rows = len(cast("Any", dataset))
     if rows == 0:
         raise DataError("the dataset is empty; give at least one row")
@@ -203,13 +182,7 @@ def count_units(dataset: Dataset[Any], units: Units) -> int:
 
 
 def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
-    """Refuse a plan that is not for this data, or promises more than it keeps.
-
-    Raises:
-        DataError: the plan counts other units.
-        PrivacyError: it is not what it was made from, costs more than its target, or protects units that nothing
-            names.
-    """
+    """Refuse a plan that is not for this data, is not what it was made from, or promises more than it keeps."""
     PlanConfig.of(plan).check(plan)
     plan.check_calibrated()
     if plan.units != units:
@@ -286,8 +259,7 @@ class Batches:
 
 def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
-    with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
-        return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
+    return int(inputs_of(first_row(dataset, collate)).shape[1])
 
 
 FEATURE_TOLERANCE = 1e-4

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from torch import nn
-
 from sparsedp import distributed
 from sparsedp._files import Json
 from sparsedp.errors import SparseDPError
@@ -24,13 +22,7 @@ from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import CallbackLike, LedgerSummary, Result, StepReport, tell
-from sparsedp.runs.checkpoint import (
-    Checkpoint,
-    check_identity,
-    checkpoint_of,
-    history_of,
-    identity_of,
-)
+from sparsedp.runs.checkpoint import Checkpoint, check_identity, checkpoint_of, history_of, identity_of
 from sparsedp.runs.directory import RunDirectory, SavedRun, new_run
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, EpochMetrics, History, RunMetadata, RunSetup
 from sparsedp.training.normalization import Normalised, check_not_lost
@@ -46,6 +38,7 @@ class RecordedRun:
 
     Attributes:
         learner: what the releases move.
+        model: the model as it is now.
         plan: what was planned.
         position: how many steps of the plan are done, those lost in a crash included: the next step's index.
     """
@@ -65,7 +58,7 @@ class RecordedRun:
         self._in_blocks = in_blocks
         self.learner, self.plan, self._facts, self._evaluate = learner, facts.plan, facts, evaluate
         self._public = PublicRandomness(facts.public_seed)
-        self._callbacks = tuple(callbacks)
+        self.model, self._callbacks = learner.model, tuple(callbacks)
         self._identity = identity_of(facts)
         distributed.check_same_on_all_ranks(lambda: self._identity)
         self._epoch_ends = facts.plan.epoch_ends()
@@ -73,14 +66,11 @@ class RecordedRun:
         self._rates: tuple[float, ...] = ()
         self._result: Result | None = None
         self.position, self._history = 0, History(facts.layout)
-        self._store = (
-            self._begin(out) if found is None else distributed.all_or_raise(lambda: self._go_on(found))
-        )
-
-    @property
-    def model(self) -> nn.Module:
-        """The model as it is now."""
-        return self.learner.model
+        if found is not None:
+            self._store = distributed.all_or_raise(lambda: self._go_on(found))
+        else:
+            record, replay = facts.record(RUNNING, 0.0, None), facts.seed is not None
+            self._store = new_run(out, facts.plan, self._state, record, replay=replay)
 
     @property
     def support(self) -> Support:
@@ -119,7 +109,6 @@ class RecordedRun:
             raise SparseDPError("this trainer is finished or closed; resume its run with a new one")
 
     def _begin_step(self) -> None:
-        """From here to `_end_step` there is nothing to save."""
         self._check_open()
         self._rates, self._between_steps = self.learner.learning_rates, False
 
@@ -151,10 +140,9 @@ class RecordedRun:
 
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
-        if self._store.path is None:
-            return
-        self._store.write_checkpoint(self._state())
-        self._saved = time.monotonic()
+        if self._store.path is not None:
+            self._store.write_checkpoint(self._state())
+            self._saved = time.monotonic()
 
     def pause(self) -> None:
         """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
@@ -193,13 +181,7 @@ class RecordedRun:
         self._store.close()
 
     def _check_same_weights(self) -> None:
-        """See that all ranks have come to the same weights, before they are kept."""
         distributed.check_same_on_all_ranks(lambda: weight_facts(self.model, self.support, self.position))
-
-    def _begin(self, out: Path | str | None) -> RunDirectory:
-        """Keep a new run, with its first state."""
-        record, replay = self._facts.record(RUNNING, 0.0, None), self._facts.seed is not None
-        return new_run(out, self.plan, self._state, record, replay=replay)
 
     def _go_on(self, found: SavedRun) -> RunDirectory:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
@@ -223,16 +205,15 @@ class RecordedRun:
         return checkpoint_of(self.position, self._identity, learner, self._history, self._in_blocks)
 
     @cached_property
-    def _epsilons(self) -> Mapping[int, float]:
-        """Epsilon of the plan's first steps, by the ends of epochs."""
-        return dict(zip(self._epoch_ends, epsilon_by_epoch(self.plan), strict=True))
+    def _epsilons(self) -> Sequence[float]:
+        return epsilon_by_epoch(self.plan)
 
     def _end_epoch(self, last: StepReport, loss: Release | None) -> None:
         report = EpochMetrics(
             epoch=last.epoch,
             step=self.position,
             phase=last.phase,
-            epsilon=self._epsilons[self.position],
+            epsilon=self._epsilons[last.epoch - 1],
             active=self.support.size,
             active_ratio=self.support.active_ratio,
             learning_rate=last.learning_rates[0],
@@ -245,7 +226,6 @@ class RecordedRun:
         tell(self._callbacks, report)
 
     def _metrics(self) -> Mapping[str, float | None]:
-        """Held-out numbers of the model as it is now."""
         if self.history and self.history[-1].step == self.position:
             return self.history[-1].metrics
         return distributed.broadcast_from_main(self._evaluated)
@@ -264,6 +244,7 @@ class RecordedRun:
         facts, plan, support, spent = self._facts, self.plan, self.support, self.ledger.state
         head, entries = self.ledger.place
         assert plan.delta is not None
+        cost = plan_accountant(plan).epsilon(spent.events(), plan.delta)
         return Result(
             model=self.model,
             method=facts.method.name,
@@ -280,13 +261,7 @@ class RecordedRun:
             history=self.history,
             metrics=metrics,
             plan=plan,
-            ledger=LedgerSummary(
-                steps=spent.charged,
-                planned=plan.total_steps,
-                epsilon=plan_accountant(plan).epsilon(spent.events(), plan.delta),
-                entries=entries,
-                head=head,
-            ),
+            ledger=LedgerSummary(spent.charged, plan.total_steps, cost, entries, head),
             out=self._store.path,
         )
 
