@@ -21,7 +21,6 @@ from sparsedp.optimizers.factory import table_rate
 from sparsedp.optimizers.sparse import ELEMENTWISE, SupportOptimizer
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
-from sparsedp.privacy.plan import Plan
 from sparsedp.testing import made_up_release
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
@@ -280,7 +279,6 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
 
 
 @pytest.mark.parametrize("compact", [True, False])
-@pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize(
     ("make", "kept", "start"),
     [
@@ -288,9 +286,7 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
         (functools.partial(torch.optim.Rprop, lr=0.1), "step_size", 0.1),
     ],
 )
-def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
-    compact, make, kept, start, resumed
-) -> None:
+def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(compact, make, kept, start) -> None:
     """Adagrad's `sum` and Rprop's `step_size` do not begin at zero."""
     model = Net()
     first, then = random_support(20, seed=1), random_support(24, seed=2)
@@ -301,11 +297,6 @@ def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
     values = gradients(6)
     for step in range(3):
         applier.apply(release(first, values[step], step))
-    if resumed:
-        saved, optimizer = copy.deepcopy(applier.state()), make.func(model.parameters())
-        applier.hand_back()
-        applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=False, compact=compact)
-        applier.restore(saved, first)
     for step in range(3, 6):
         applier.apply(release(then, values[step], step))
         alone.grad = entering.gather(values[step]).float()
@@ -387,22 +378,16 @@ def test_weight_average_on_growing_supports_equals_the_dense_one_to_the_bit() ->
         assert torch.equal(found, dense.state()["weights"]["weight"])
 
 
-def plan_of(
-    units: int = 20_000, batch: int = 512, clip: float = 1.0, epsilon: float = 1.0, method: str = "dp-sgd"
-) -> Plan:
-    return build_plan(
-        method, units=units, batch_size=batch, epochs=10, epsilon=epsilon, delta=1e-7, max_grad_norm=clip,
-        accountant="rdp",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("method", ["dp-sgd", "tp-coherent"])
 @pytest.mark.parametrize(("length", "clip", "coordinates"), [(1.0, 1.0, 112), (4.0, 0.3, 519), (9.0, 2.0, 6)])
 def test_table_rate_is_the_formula_of_the_plans_public_numbers(
     method: str, length: float, clip: float, coordinates: int
 ) -> None:
     """The docstring's formula, in other steps: logarithms."""
-    plan = plan_of(clip=clip, method=method)
+    plan = build_plan(
+        method, units=20_000, batch_size=512, epochs=10, epsilon=1.0, delta=1e-7, max_grad_norm=clip,
+        accountant="rdp",
+    )  # fmt: skip
     passes = sum(phase.steps for phase in plan.phases) * 512 / 20_000
     s = math.log(plan.phases[-1].noise_multiplier) + 0.5 * math.log(coordinates * passes / 512)
     squared = 1 + length * length

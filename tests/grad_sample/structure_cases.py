@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from gradient_cases import Case, bare, linear, recurrent, written
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -16,12 +15,6 @@ from torch.utils.checkpoint import checkpoint
 def with_class_token(m: nn.Module, x: Tensor) -> Tensor:
     x = torch.cat([m.token.expand(len(x), -1, -1), m.embed(x)], dim=1) + m.positions
     return m.head(x)[:, 0]
-
-
-def written_in_place(m: nn.Module, x: Tensor) -> Tensor:
-    x = m.embed(x) * 2
-    x[:, 0] = m.token
-    return x.tanh()
 
 
 def cosine(m: nn.Module, x: Tensor) -> Tensor:
@@ -86,7 +79,6 @@ BARE = {
         positions=bare(1, 4, 4),
         head=linear(4, 2),
     ),
-    "token-written-in-place": written((3, 3), written_in_place, embed=linear(3, 4), token=bare(4)),
     "temperature": written((3,), cosine, body=linear(3, 4), prototypes=bare(5, 4), temperature=bare()),
     "divided": written(
         (2, 3),
@@ -170,7 +162,6 @@ OTHER_LAYERS = {
     "conv-transpose-3d": Case(transposed(3, 2, 2, 2, stride=(1, 2, 1), bias=False), (2, 2, 3, 2)),
     "bilinear": written((5,), lambda m, x: m.layer(x[:, :3], x[:, 3:]), layer=lambda: nn.Bilinear(3, 2, 4)),
     "frozen-batch-norm-2d": Case(lambda: frozen_batch_norm(nn.BatchNorm2d, 3), (3, 2, 4)),
-    "spectral-norm": Case(lambda: parametrizations.spectral_norm(nn.Linear(4, 3)).eval(), (4,)),
     "standardised-weights": written(
         (2, 3, 3),
         lambda m, x: F.conv2d(x, (m.conv.weight - m.conv.weight.mean((1, 2, 3), True)) * m.gain, m.conv.bias),

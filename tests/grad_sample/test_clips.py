@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from gradient_cases import CASES, loss, plain_loop, supports, unit_means
+from gradient_cases import CASES, By, loss, plain_loop, supports, unit_means
 from structure_cases import STRUCTURES
 from torch import Tensor, nn
 
 from sparsedp import PrivacyError
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import GAMMA, AutomaticClip, Clip, FlatClip, LayerClip, Standardized
-from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import ParameterLayout, Support
 
 MODELS = ["perceptron", "cnn", "text", "attention", "linear-sequence", "own-parameter"]
@@ -127,16 +127,6 @@ def test_a_tightened_clip_has_at_most_the_bound_as_its_sensitivity(clip):
     assert clip.tightened(math.inf) == clip
 
 
-def test_gradients_that_are_formed_some_at_a_time_are_clipped_by_group_as_if_at_once(monkeypatch):
-    network, rows = CASES["cnn"].make(torch.float64, 6)
-    layout = ParameterLayout.of(network)
-    query = ClippedSumQuery(Support.full(layout.dimension), CLIPS["by layer"](layout))
-    whole = BookKeepingEngine(network, loss).clipped_sum([MicroBatch(rows)], query)
-    monkeypatch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1)
-    parts = BookKeepingEngine(network, loss).clipped_sum([MicroBatch(rows)], query)
-    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
-
-
 def test_the_first_pattern_that_matches_decides():
     clip = LayerClip((("0.*", 1.0), ("*.weight", 2.0), ("*", 3.0)))
     assert [clip.group(name) for name in ("0.weight", "1.weight", "1.bias")] == [0, 1, 2]
@@ -195,17 +185,6 @@ def test_a_far_centre_does_not_let_rounding_past_the_clip(centre):
 # Thousands of records that all pull the same way: one more moves the sum by at most C, in every dtype.
 
 
-class Gain(nn.Module):
-    """No layer of the table."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(50, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.to(self.gain.dtype) * self.gain).sum(1, keepdim=True)
-
-
 def moved(model: nn.Module, rows: Tensor, without: int) -> float:
     """How far one record moves the sum of all."""
     engine = BookKeepingEngine(model, output_sum)
@@ -230,7 +209,8 @@ def aligned(kind: str, count: int, shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("kind", ["identical", "nearly", "periodic"])
 def test_a_module_without_a_fast_path_in_half_precision(kind, dtype):
     rows = aligned(kind, 2000, (50,))
-    assert all(moved(Gain(dtype), rows, without) <= 1 for without in (0, 1000, 1999))
+    model = By(lambda m, x: (x.to(dtype) * m.gain).sum(1, keepdim=True), gain=torch.ones(50, dtype=dtype))
+    assert all(moved(model, rows, without) <= 1 for without in (0, 1000, 1999))
 
 
 @pytest.mark.parametrize("kind", ["identical", "nearly", "periodic"])
