@@ -51,9 +51,8 @@ def checkpoint_of(
         "spans": to_json(history.spans),
         "support": history.support.indices,
     }
-    return Checkpoint(
-        step, identity, {**learner, "journal": journal, **({"cut": "blocks"} if in_blocks else {})}
-    )
+    cut = {"cut": "blocks"} if in_blocks else {}
+    return Checkpoint(step, identity, {**learner, "journal": journal, **cut})
 
 
 def history_of(checkpoint: Checkpoint, layout: ParameterLayout) -> History:
@@ -70,11 +69,8 @@ def history_of(checkpoint: Checkpoint, layout: ParameterLayout) -> History:
 def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
     """Encode a checkpoint as a safetensors file; equal states have equal files."""
     tensors: Tensors = {}
-    content = {
-        "step": checkpoint.step,
-        "identity": dict(checkpoint.identity),
-        "state": {name: pack(value, tensors, name) for name, value in checkpoint.state.items()},
-    }
+    state = {name: pack(value, tensors, name) for name, value in checkpoint.state.items()}
+    content = {"step": checkpoint.step, "identity": dict(checkpoint.identity), "state": state}
     document = json.dumps(content, allow_nan=False)
     # One key: safetensors writes the keys of its metadata in no fixed order.
     header = {
@@ -155,18 +151,17 @@ def unpack(tree: Json, tensors: Tensors) -> Any:
         return [unpack(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    if len(tree) == 1:
-        (tag, content), *_ = tree.items()
-        if tag == "$tensor":
-            return tensors[content]
-        if tag == "$float":
-            return float(content)
-        if tag == "$tuple":
-            return tuple(unpack(content, tensors))
-        if tag == "$counter":
-            return Counter(unpack(content, tensors))
-        if tag == "$items":
-            return {_scalar_key(key): unpack(item, tensors) for key, item in content}
+    match tree:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$float": text}:
+            return float(text)
+        case {"$tuple": items}:
+            return tuple(unpack(items, tensors))
+        case {"$counter": counts}:
+            return Counter(unpack(counts, tensors))
+        case {"$items": pairs}:
+            return {_scalar_key(key): unpack(item, tensors) for key, item in pairs}
     return {key: unpack(item, tensors) for key, item in tree.items()}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 from sparsedp import distributed
 from sparsedp._files import parse_json, readable_json, sync_directory, write_atomically
@@ -19,6 +19,8 @@ from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
 from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record
+
+T = TypeVar("T")
 
 PLAN = "plan.json"
 """The plan, canonical JSON; never changes."""
@@ -95,13 +97,7 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls,
-        path: Path | str,
-        plan: Plan,
-        start: Callable[[], Checkpoint],
-        record: RunRecord,
-        *,
-        replay: bool,
+        cls, path: Path | str, plan: Plan, start: Callable[[], Checkpoint], record: RunRecord, *, replay: bool
     ) -> RunDirectory:
         """Make the directory of a new run with its first checkpoint and record: whole, or not at all.
 
@@ -166,25 +162,21 @@ class RunDirectory:
                 write_atomically(self.path / name, content)
         except OSError:
             with suppress(OSError):  # without room for a line the file before the last one still counts
-                self._repair_digests(before)
+                _repair_digests(self.path, self.ledger, before)
             raise
         sync_directory(self.path)
 
-    def _repair_digests(self, known: Mapping[str, Sequence[str]]) -> None:
-        """Append the digest of each file that is on disk, if it is a known one and not the chain's newest.
 
-        A write that failed, or a kill, leaves the file before the one that the ledger names last.
-        """
-        assert self.path is not None
-        there = {name: self.path / name for name in known}
-        found = {name: digest_of(name, file.read_bytes()) for name, file in there.items() if file.exists()}
-        stale = {
-            name: digest
-            for name, digest in found.items()
-            if digest in known[name] and digest != self.ledger.state.expected_digests(name)[-1]
-        }
-        if stale:
-            self.ledger.record_digests(stale)
+def _repair_digests(path: Path, ledger: Ledger, known: Mapping[str, Sequence[str]]) -> None:
+    """Append the digest of each file that is on disk, if it is a known one and not the chain's newest.
+
+    A write that failed, or a kill, leaves the file before the one that the ledger names last.
+    """
+    found = {name: digest_of(name, (path / name).read_bytes()) for name in known if (path / name).exists()}
+    newest = {name: ledger.state.expected_digests(name)[-1] for name in found}
+    stale = {name: one for name, one in found.items() if one in known[name] and one != newest[name]}
+    if stale:
+        ledger.record_digests(stale)
 
 
 class SavedRun(NamedTuple):
@@ -199,14 +191,8 @@ class SavedRun(NamedTuple):
         return int(self.checkpoint.identity["public_seed"])
 
 
-def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
-    """Open a run to continue it: verify and lock its ledger, and read its checkpoint.
-
-    Raises:
-        DataError: there is no run, or it is damaged.
-        PrivacyError: its ledger is in use, does not verify, or knows another checkpoint than the one that is there.
-    """
-    path = Path(path)
+def _resumed(path: Path, plan: Plan, replay: bool) -> tuple[RunDirectory, Checkpoint]:
+    """Open a run to continue it: verify and lock its ledger, and read its checkpoint."""
     if not (path / PLAN).is_file():
         raise DataError(f"{path} holds no run (no {PLAN}); to start one there, drop resume")
     ledger = Ledger.resume(path / LEDGER, plan, replay=replay)
@@ -215,14 +201,13 @@ def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
         place = checkpoint.state["ledger"]
         ledger.state.check_extends(place["head"], place["length"])
         check_file(ledger.state, path / CHECKPOINT)
-        directory = RunDirectory(path, ledger, record["timing"]["seconds"])
         known = ledger.state.expected_digests(CHECKPOINT)
         if len(known) > 1:
-            directory._repair_digests({CHECKPOINT: known})
+            _repair_digests(path, ledger, {CHECKPOINT: known})
     except BaseException:
         ledger.close()
         raise
-    return SavedRun(directory, checkpoint)
+    return RunDirectory(path, ledger, record["timing"]["seconds"]), checkpoint
 
 
 def resumes(out: Path | str | None, resume: bool) -> bool:
@@ -238,23 +223,23 @@ def resumes(out: Path | str | None, resume: bool) -> bool:
 
 
 def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> SavedRun | None:
-    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it."""
-    opened: list[SavedRun] = []
+    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it.
 
-    def find() -> tuple[_Copied, Checkpoint] | None:
+    Raises:
+        DataError: there is no run to resume, or it is damaged.
+        PrivacyError: its ledger is in use, does not verify, or knows another checkpoint than the one that is there.
+    """
+
+    def find() -> tuple[RunDirectory, Checkpoint] | None:
         if resume and out is None:
             raise SparseDPError("resume: got no out, expected the folder of the run to go on with")
-        if not resume:
-            _ = out is not None and check_new(out)
-            return None
-        assert out is not None
-        opened.append(resume_run(out, plan, replay=replay))
-        return _Copied.of(opened[0].directory), opened[0].checkpoint
+        if resume and out is not None:
+            return _resumed(Path(out), plan, replay)
+        _ = out is not None and check_new(out)
+        return None
 
-    found = distributed.broadcast_from_main(find)
-    if opened or found is None:
-        return opened[0] if opened else None
-    return SavedRun(found[0].directory(plan, replay), found[1])
+    found = _opened_by_main(find, plan, replay)
+    return None if found is None else SavedRun(*found)
 
 
 def new_run(
@@ -263,30 +248,31 @@ def new_run(
     """Make the directory of a new run, on the main process; without `out` the run is not kept."""
     if out is None:
         return RunDirectory(None, Ledger(plan, replay=replay))
-    made: list[RunDirectory] = []
 
-    def make() -> _Copied:
+    def make() -> tuple[RunDirectory, None]:
         with distributed.begins_run(Path(out)):
-            made.append(RunDirectory.create(out, plan, start, record, replay=replay))
-        return _Copied.of(made[0])
+            return RunDirectory.create(out, plan, start, record, replay=replay), None
 
-    copied = distributed.broadcast_from_main(make)
-    return made[0] if made else copied.directory(plan, replay)
+    made = _opened_by_main(make, plan, replay)
+    assert made is not None
+    return made[0]
 
 
-class _Copied(NamedTuple):
-    """What the main process tells the other ranks of a run directory."""
+def _opened_by_main(
+    make: Callable[[], tuple[RunDirectory, T] | None], plan: Plan, replay: bool
+) -> tuple[RunDirectory, T] | None:
+    """The directory that the main process opens, and what goes with it; other ranks have its ledger in memory."""
+    opened: list[tuple[RunDirectory, T] | None] = []
 
-    path: Path | None
-    ledger: LedgerState
-    seconds: float
+    def told() -> tuple[Path | None, LedgerState, float, T] | None:
+        opened.append(found := make())
+        return found and (found[0].path, found[0].ledger.state, found[0].seconds, found[1])
 
-    @classmethod
-    def of(cls, directory: RunDirectory) -> _Copied:
-        return cls(directory.path, directory.ledger.state, directory.seconds)
-
-    def directory(self, plan: Plan, replay: bool) -> RunDirectory:
-        return RunDirectory(self.path, Ledger(plan, state=self.ledger, replay=replay), self.seconds)
+    copied = distributed.broadcast_from_main(told)
+    if opened or copied is None:
+        return opened[0] if opened else None
+    path, state, seconds, more = copied
+    return RunDirectory(path, Ledger(plan, state=state, replay=replay), seconds), more
 
 
 @contextmanager

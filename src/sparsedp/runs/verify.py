@@ -76,9 +76,7 @@ class Verification:
         checks: everything compared, in order.
         unchecked: every claim and every file that nothing was compared with, or only with its own digest.
         epsilons: of the ledger, by other accountants; empty when it is not private or cannot be read.
-        ledger: the verified ledger.
-        plan: the plan, if it can be read.
-        record: the record, if it can be read.
+        ledger, plan, record: those that can be read.
     """
 
     path: Path
@@ -178,12 +176,11 @@ class _Checks:
 
 def _canonical(path: Path, written: Mapping[str, bytes | None]) -> Iterator[Check]:
     """Each JSON file is the one text of its value, so nothing else can be read from it."""
+    problem = "this library did not write it so; restore the file"
     for name, content in written.items():
         if content is not None:
             fits = (path / name).read_bytes() == content
-            yield _fits(
-                f"{name} is in canonical form", fits, "this library did not write it so; restore the file"
-            )
+            yield _fits(f"{name} is in canonical form", fits, problem)
 
 
 def _files(path: Path, ledger: LedgerState) -> Iterator[Check]:
@@ -215,8 +212,7 @@ def _plan_and_ledger(plan: Plan, ledger: LedgerState, epsilons: Mapping[str, flo
 
 def _checkpoint_and_ledger(checkpoint: Checkpoint, ledger: LedgerState) -> Iterator[Check]:
     """The checkpoint's place in the ledger, and its plan."""
-    place = checkpoint.state["ledger"]
-    yield _place("the ledger goes on from where the checkpoint knew it", place, ledger)
+    yield _place("the ledger goes on from where the checkpoint knew it", checkpoint.state["ledger"], ledger)
     yield _at_most("the checkpoint's steps were all paid for", checkpoint.step, ledger.charged)
     yield _equal("the checkpoint's plan is the ledger's", checkpoint.identity["plan"], ledger.plan)
 
@@ -314,9 +310,9 @@ def _bounds(claimed: float | None, cost: float | None, plan: Plan) -> bool:
 
 
 def _place(name: str, place: LedgerPlace | None, ledger: LedgerState) -> Check:
+    if place is None:
+        return Check(name, "it names no place in the ledger")
     try:
-        if place is None:
-            raise DataError("it names no place in the ledger")
         ledger.check_extends(str(place["head"]), place["length"])
     except SparseDPError as error:
         return Check(name, str(error))
