@@ -146,6 +146,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
+def answered(value: Any, as_json: bool) -> Console:
+    """Print an answer as JSON if asked to; gives the place where people read it."""
+    if as_json:
+        print_json(value)
+    return stdout_console(as_json)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}

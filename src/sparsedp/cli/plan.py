@@ -18,11 +18,10 @@ from sparsedp.cli import (
     Epochs,
     Epsilon,
     Json,
+    answered,
     clip_bounds,
     numbers,
     numbers_table,
-    print_json,
-    stdout_console,
 )
 from sparsedp.errors import OutOfReachError, SparseDPError
 
@@ -86,10 +85,7 @@ def plan(
     others = numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
     explained = {"reason": reason, "settings": _explain(spec, parameters, asked)}
     answer = quote(spec, parameters, others) | explained
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer, stdout_console(as_json))
+    _show(answer, answered(answer, as_json))
 
 
 _REASONS = {
@@ -110,9 +106,7 @@ def _explain(spec: PlanConfig, d: int, asked: Mapping[str, Any]) -> list[dict[st
 
     plan, reasons = spec.plan(), dict(_REASONS)
     if 4 * spec.batch_size <= spec.units:
-        now, then = (
-            noise_ratio(one, d) for one in (plan, replace(spec, batch_size=4 * spec.batch_size).plan())
-        )
+        now, then = noise_ratio(plan, d), noise_ratio(replace(spec, batch_size=4 * spec.batch_size).plan(), d)
         reasons["batch_size"] += (
             f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
         )
@@ -188,13 +182,9 @@ def quote(spec: PlanConfig, d: int, other_budgets: Iterable[float]) -> dict[str,
             "sparse": None if active is None else active * noise**2,
         },
         "noise_ratios": [
-            {
-                "which": name,
-                "coordinates": count,
-                "noise_ratio": noise_ratio(plan, count),
-                "means": meaning_of(noise_ratio(plan, count)),
-            }
+            {"which": name, "coordinates": count, "noise_ratio": ratio, "means": meaning_of(ratio)}
             for name, count in counts.items()
+            for ratio in (noise_ratio(plan, count),)
         ],
         "other_budgets": [_other(spec, noise, epsilon) for epsilon in other_budgets],
     }

@@ -21,13 +21,12 @@ from sparsedp.cli import (
     Json,
     Method,
     Run,
+    answered,
     clip_bounds,
     imported_parts,
     numbers_table,
-    print_json,
     run_folder,
     stderr_console,
-    stdout_console,
 )
 from sparsedp.errors import SparseDPError
 
@@ -50,14 +49,11 @@ def methods(as_json: Json = False) -> None:
     """
     from sparsedp.methods import list_methods
 
-    rows = list_methods()
-    if as_json:
-        names = ("name", "summary", "paper", "warm_up", "active_ratio")
-        print_json([{name: getattr(row, name) for name in names} for row in rows])
-        return
+    rows, names = list_methods(), ("name", "summary", "paper", "warm_up", "active_ratio")
+    screen = answered([{name: getattr(row, name) for name in names} for row in rows], as_json)
     cells = [(row.name, row.summary, row.paper, str(row.active_ratio)) for row in rows]
     headings = ("method", "what it does", "from", "active ratio")
-    stdout_console(as_json).print(numbers_table("Methods", headings, cells, 4))
+    screen.print(numbers_table("Methods", headings, cells, 4))
 
 
 def check(
@@ -85,13 +81,15 @@ def check(
     size = engine.layout.dimension
     engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(Support.full(size), FlatClip(1.0)))
     notes = list(dict.fromkeys([*found, *engine.notes]))
-    if as_json:
-        print_json({"model": model, "parameters": size, "fast": not notes, "notes": notes})
-        return
-    screen = stdout_console(as_json)
+    screen = answered({"model": model, "parameters": size, "fast": not notes, "notes": notes}, as_json)
     screen.print(f"{model}: {size:,} parameters; every example is computed by itself")
     for note in notes or ["none of it; all is on the fast path"]:
         screen.print(f"slow: {note}", soft_wrap=True)
+
+
+_OF_LEDGER = {
+    "delta": "delta", "steps_charged": "charged", "steps_planned": "planned_steps", "unit": "unit", "units": "units",
+}  # fmt: skip
 
 
 def verify(run: Run, as_json: Json = False) -> None:
@@ -110,31 +108,19 @@ def verify(run: Run, as_json: Json = False) -> None:
     found = verify_run(run_folder(run))
     ledger = found.ledger
     words = None if found.plan is None else describe_run(found.plan, ledger, found.record)
-    answer = {
+    answer: dict[str, Any] = {
         "run": str(run),
         "passed": found.passed,
         "checks": [{"what": c.name, "passed": c.passed, "problem": c.problem} for c in found.checks],
         "reasons": list(found.reasons),
         "unchecked": list(found.unchecked),
         "epsilons": dict(found.epsilons),
-        "delta": None if ledger is None else ledger.delta,
-        "steps_charged": None if ledger is None else ledger.charged,
-        "steps_planned": None if ledger is None else ledger.planned_steps,
-        "unit": None if ledger is None else ledger.unit,
-        "units": None if ledger is None else ledger.units,
+        **{name: getattr(ledger, source, None) for name, source in _OF_LEDGER.items()},
         "guaranteed": words.guaranteed if words is not None and found.passed else [],
         "not_guaranteed": [] if words is None else words.not_guaranteed,
         "audit": None if ledger is None else saved_audit(run, ledger.head),
     }
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer, stdout_console(as_json))
-    if not found.passed:
-        raise typer.Exit(Exit.MISMATCH)
-
-
-def _show(answer: dict[str, Any], screen: Console) -> None:
+    screen = answered(answer, as_json)
     _show_checks(answer["checks"], "MISMATCH", screen)
     _list("Not checked", answer["unchecked"], screen)
     if answer["epsilons"]:
@@ -149,6 +135,8 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
         _list("Attacked from outside (sparsedp audit)", answer["audit"]["summary"], screen)
     verdict = "[bold green]Verified[/bold green]" if answer["passed"] else "[bold red]Not verified[/bold red]"
     screen.print(f"{verdict}: {answer['run']}", soft_wrap=True)
+    if not found.passed:
+        raise typer.Exit(Exit.MISMATCH)
 
 
 def _show_checks(checks: Iterable[dict[str, Any]], alarm: str, screen: Console) -> None:
@@ -180,9 +168,7 @@ def report(
     from sparsedp.report import write_report
 
     written = write_report(run_folder(path), out=out)
-    if as_json:
-        print_json({"report": str(written)})
-    stdout_console(as_json).print(f"Report: {written}", soft_wrap=True)
+    answered({"report": str(written)}, as_json).print(f"Report: {written}", soft_wrap=True)
 
 
 def diagnose(run: Run, as_json: Json = False) -> None:
@@ -193,13 +179,7 @@ def diagnose(run: Run, as_json: Json = False) -> None:
     from sparsedp.diagnostics import inspect_run
 
     seen = inspect_run(run_folder(run))
-    if as_json:
-        print_json({"run": str(run), "visible": seen.to_json()})
-    else:
-        _show_support(seen, stdout_console(as_json))
-
-
-def _show_support(seen: Visible, screen: Console) -> None:
+    screen = answered({"run": str(run), "visible": seen.to_json()}, as_json)
     k, d, energy = seen.k, seen.d, seen.noise_std**2
     screen.print(
         f"[bold]Support[/bold]: {k:,} of {d:,} coordinates, {percent(k / d)}. From releases alone: free."
@@ -282,13 +262,9 @@ def audit(
     these attacks did no better; it proves nothing about others. The run is read and never touched.
     """
     asked = {
-        "method": method,
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "batch_size": batch_size,
+        "method": method, "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,
         "max_grad_norm": clip_bounds(clip_norm),
-    }
+    }  # fmt: skip
     chosen: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if run is not None and (chosen or active_ratio is not None):
         raise SparseDPError(
@@ -315,10 +291,8 @@ def audit(
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     if folder is not None:
         save(found, folder)
-    if as_json:
-        print_json({**found.to_json(), "folder": None if folder is None else str(folder)})
-    else:
-        _show_audit(found, folder, stdout_console(as_json))
+    said = found.to_json()
+    _show_audit(found, folder, answered({**said, "folder": None if folder is None else str(folder)}, as_json))
     if not found.passed:
         raise typer.Exit(Exit.MISMATCH)
 

@@ -22,8 +22,8 @@ from sparsedp.cli import (
     Epochs,
     Exit,
     Json,
+    answered,
     numbers,
-    print_json,
     run_folder,
     stderr_console,
     stdout_console,
@@ -62,13 +62,8 @@ def columns(
 
     Example: `sparsedp columns patients.csv --out columns.toml`
     """
-    from sparsedp.sklearn.data import names_somebody
-
-    rules = (
-        f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}\n"
-        for name, kind in _header(tables[0]).items()
-    )
-    text = _HEAD + "".join(rules)
+    header = _header(tables[0])
+    text = _HEAD + "".join(f"{json.dumps(name)} = {_draft(name, kind)}\n" for name, kind in header.items())
     if out is None:
         sys.stdout.write(text)
         return
@@ -146,16 +141,13 @@ def train(
     (run_dir / _SETTINGS).write_text(text, encoding="utf-8")
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
-    if as_json:
-        print_json(
-            {"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics}
-        )
-    screen = stdout_console(as_json)
+    answer = {"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics}
+    screen = answered(answer, as_json)
     screen.print(model.encoder_.describe(), soft_wrap=True, markup=False)
     screen.print(model.guarantee_, soft_wrap=True)
     if metrics:
-        told_metrics = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        screen.print(f"held-out (exact, outside the guarantee): {told_metrics}", soft_wrap=True)
+        said = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        screen.print(f"held-out (exact, outside the guarantee): {said}", soft_wrap=True)
     screen.print(f"Run: {run_dir}\nFor the data-protection officer: {page}", soft_wrap=True)
 
 
@@ -186,21 +178,15 @@ def predict(
         stdout_console(False).print(f"{table.shape[0]} predictions: {out}", soft_wrap=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadTable:
     """Columns by name, as the estimators take a frame."""
 
     values: dict[str, np.ndarray]
 
-    @property
-    def columns(self) -> list[str]:
-        """The names."""
-        return list(self.values)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Examples and columns."""
-        return len(next(iter(self.values.values()), ())), len(self.values)
+    def __post_init__(self) -> None:
+        self.columns = list(self.values)
+        self.shape = (len(next(iter(self.values.values()), ())), len(self.values))
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.values:
@@ -283,10 +269,12 @@ def _target(table: ReadTable, target: str, settings: dict[str, Any]) -> np.ndarr
         raise DataError(f"target {target!r} holds what is no number; leave such rows out") from None
 
 
-def _draft(name: str, kind: str, somebody: bool) -> str:
+def _draft(name: str, kind: str) -> str:
     """The open description of a column, by its name and declared type."""
+    from sparsedp.sklearn.data import names_somebody
+
     declared = f"declared {kind}; " if kind else ""
-    if somebody:
+    if names_somebody(name):
         return f'"unit"  # {declared}looks like an id by its name: "unit" if it says who is protected, else "drop"'
     if "date" in kind or "time" in kind:
         return f'["number", "YYYY-MM-DD", "YYYY-MM-DD"]  # {declared}first and last day there can be'
@@ -300,17 +288,16 @@ def _draft(name: str, kind: str, somebody: bool) -> str:
 def _header(path: Path) -> dict[str, str]:
     """The columns' names, and of Parquet their declared types; no row is read."""
     with _no_value_in_errors(path):
-        if _is_parquet(path):
-            schema = _polars().read_parquet_schema(path)
-            return {name: str(kind).lower() for name, kind in schema.items()}
+        if polars := _polars(path):
+            return {name: str(kind).lower() for name, kind in polars.read_parquet_schema(path).items()}
         with open(path, newline="", encoding="utf-8-sig") as file:
             return dict.fromkeys(_names(path, csv.reader(file)), "")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     with _no_value_in_errors(path):
-        if _is_parquet(path):
-            frame = _polars().read_parquet(path)
+        if polars := _polars(path):
+            frame = polars.read_parquet(path)
             return {name: frame[name].to_numpy() for name in frame.columns}
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines, rows = csv.reader(file), []
@@ -349,12 +336,11 @@ def _names(path: Path, lines: Any) -> list[str]:
     return names
 
 
-def _polars() -> Any:
+def _polars(path: Path) -> Any:
+    """What reads a Parquet file; None for any other."""
+    if path.suffix.lower() not in (".parquet", ".pq"):
+        return None
     try:
         return importlib.import_module("polars")
     except ImportError as error:
         raise SparseDPError("reading Parquet takes polars; install it, or give CSV") from error
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in (".parquet", ".pq")

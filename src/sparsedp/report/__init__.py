@@ -127,11 +127,8 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
     metrics = record["metrics"] or (run.epochs[-1].metrics if run.epochs else {})
     primary = primary_metric(metrics)
     segments = noise_segments(plan, run.spans, run.layout.dimension, run.epochs[-1].step if run.epochs else 0)
-    settings = {
-        name: record[name]
-        for name in ("config", "settings", "schema", "checksum", "versions", "public_seed")
-        if record.get(name) is not None
-    }
+    names = ("config", "settings", "schema", "checksum", "versions", "public_seed")
+    settings = {name: value for name in names if (value := record.get(name)) is not None}
     return {
         "run": run,
         "plan": plan,
@@ -202,16 +199,9 @@ def _charts(run: Run) -> list[Mapping[str, Any]]:
         return []
     charts, target = [], plan.target_epsilon
     if (key := primary_metric(epochs[-1].metrics)) is not None:
-        charts.append(
-            _chart(
-                run,
-                METRICS.get(key, key),
-                [(float(e.epoch), value) for e in epochs if (value := e.metrics.get(key)) is not None],
-                "Measured on held-out data, which is outside the guarantee.",
-                lambda value: metric_text(key, value),
-                _no_skill(run, key),
-            )
-        )
+        points = [(float(e.epoch), value) for e in epochs if (value := e.metrics.get(key)) is not None]
+        said, text = "Measured on held-out data, which is outside the guarantee.", partial(metric_text, key)
+        charts.append(_chart(run, METRICS.get(key, key), points, said, text, _no_skill(run, key)))
     losses = [(float(e.epoch), e.training_loss) for e in epochs if e.training_loss is not None]
     if losses:
         said = "The mean loss of each epoch's last batch, released with noise, so it is within the guarantee."

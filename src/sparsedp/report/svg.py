@@ -92,9 +92,7 @@ def line_chart(
         parts.append(_rule("grid", left, down(tick), right, down(tick)))
         parts.append(_text(y.text(tick), "tick end", left - 7, down(tick) + 4))
     parts.append(_rule("floor", left, floor, right, floor))
-    parts += [
-        _text(x.text(tick), "tick middle", across(tick), floor + 18) for tick in _spaced(x, right - left)
-    ]
+    parts += [_text(x.text(one), "tick middle", across(one), floor + 18) for one in _spaced(x, right - left)]
     parts.append(_text(x.label, "axis middle", (left + right) / 2, HEIGHT - 6))
     if level is not None:
         named, height = level[0], down(level[1])
