@@ -48,12 +48,7 @@ from sparsedp.sklearn.preprocessing import (
     scale_to_bounds,
     what_is_no_number,
 )
-from sparsedp.sklearn.surroundings import (
-    INSTEAD,
-    check_callers,
-    steps_before,
-    warn,
-)
+from sparsedp.sklearn.surroundings import INSTEAD, check_callers, steps_before, warn
 from sparsedp.training.fit import fit
 from sparsedp.training.planning import RunConfig, changed_method
 
@@ -64,6 +59,11 @@ if TYPE_CHECKING:
 
 AUTO, LINEAR, ADDITIVE = "auto", "linear", "additive"
 _AT_ONCE = 4096
+_AS_GIVEN = (
+    "epsilon", "noise_multiplier", "delta", "epochs", "batch_size", "max_grad_norm", "accountant", "run_dir",
+    "resume",
+)  # fmt: skip
+"""The settings that `fit` takes as they are."""
 _KNOTS, _MANY_UNITS = (5, 9), 10_000
 """How many knots a number has in an additive model: with few units, and from here on."""
 _FEWEST_COORDINATES = 32
@@ -126,9 +126,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         examples, held_out = TableDataset(features, self._encoded_targets(targets)), None
         if eval_set is not None:
             refuse_training_arrays((X, y), eval_set, names=("eval_set", "the training data"))
-            other_X, other_y = eval_set
-            labels = self._encoded_targets(np.asarray(other_y), held_out=True)
-            held_out = TableDataset(self._features(other_X), labels)
+            labels = self._encoded_targets(np.asarray(eval_set[1]), held_out=True)
+            held_out = TableDataset(self._features(eval_set[0]), labels)
         self._train(examples, encode_units(groups, len(targets)), held_out)
         return self
 
@@ -209,7 +208,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     _y_check: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def _features(self, X: Any) -> Matrix:
-        """The features of further examples."""
         if self.columns is not None:
             return self._scaled(self.encoder_.transform(X))
         refuse_what_is_no_number(X)
@@ -224,7 +222,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _train(
         self, examples: TableDataset, units: torch.Tensor | None, held_out: TableDataset | None
     ) -> None:
-        seed = seed_of(self.random_state)
+        seed, unit = seed_of(self.random_state), self.unit
+        if unit is None and self.columns is not None and self.encoder_.unit_column is not None:
+            unit = named_after(str(self.encoder_.unit_column))
         widths = widths_of(self.hidden_layer_sizes)
         model = network(examples.X.shape[1], self._outputs(), widths, seed)
         count = ParameterLayout.of(model).dimension
@@ -236,35 +236,23 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 self.budget.draw(plan, self.name or type(self).__name__, run, paid=self.resume)
             return self._rate(plan, count)
 
-        bends = "additive " if self.model == ADDITIVE else ""
-        about = RunMetadata(
-            dataset=self.name,
-            model="network" if widths else bends + self._linear_name,
-            schema=self._schema(held_out),
-        )
+        name = "network" if widths else ("additive " if self.model == ADDITIVE else "") + self._linear_name
+        about = RunMetadata(dataset=self.name, model=name, schema=self._schema(held_out))
         result = fit(
             model,
             examples,
             self._criterion(),
             method=changed_method(self.method, active_ratio=self._ratio(count)),
-            epsilon=self.epsilon,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            max_grad_norm=self.max_grad_norm,
-            accountant=self.accountant,
             normalise=self._private_normalisation(),
             ema_decay=1.0,
             eval_dataset=held_out,
             lr=planned,
-            run_dir=self.run_dir,
-            resume=self.resume,
             seed=seed,
             unit_ids=units,
-            data=DataConfig(rows_per_unit=self.rows_per_unit, unit_name=self._unit_name()),
+            data=DataConfig(rows_per_unit=self.rows_per_unit, unit_name=unit),
             progress=bool(self.verbose),
             run=RunConfig(metadata=about),
+            **{name: getattr(self, name) for name in _AS_GIVEN},
         )
         self._keep(result, examples.X.shape[1])
 
@@ -275,16 +263,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if widths_of(self.hidden_layer_sizes):
             last = plan.phases[-1]
             return 0.2 * math.sqrt(plan.expected_batch_size(last) / 128) / last.clip_norm
-        if self.unit_norm:
-            return self._linear_rate(plan, coordinates, 1.0)
-        if self.columns is None:
-            return self._linear_rate(plan, coordinates, math.sqrt(math.sqrt(self.n_features_in_)))
-        spare = len(self.encoder_.get_feature_names_out()) - self.encoder_.feature_count()
-        logits = 1 if self._outputs() == 2 else self._outputs()
-        return self._linear_rate(plan, coordinates - spare * logits, self.encoder_.typical_length())
+        length = 1.0
+        if not self.unit_norm and self.columns is None:
+            length = math.sqrt(math.sqrt(self.n_features_in_))
+        elif not self.unit_norm:
+            spare = len(self.encoder_.get_feature_names_out()) - self.encoder_.feature_count()
+            coordinates -= spare * (1 if self._outputs() == 2 else self._outputs())
+            length = self.encoder_.typical_length()
+        return table_rate(plan, coordinates, length, self._rate_factor())
 
-    def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
-        return table_rate(plan, coordinates, length, 1.0 if self.model == ADDITIVE else AVERAGED)
+    def _rate_factor(self) -> float:
+        return 1.0 if self.model == ADDITIVE else AVERAGED
 
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
@@ -295,13 +284,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         small = own.ranking is not None and own.active_ratio is not None and own.active_ratio < fewest
         return fewest if small else None
 
-    def _unit_name(self) -> str | None:
-        if self.unit is None and self.columns is not None and self.encoder_.unit_column is not None:
-            return named_after(str(self.encoder_.unit_column))
-        return self.unit
-
     def _encoded_names(self) -> npt.NDArray[Any] | None:
-        """The names of the model's features."""
         found: npt.NDArray[Any] | None = getattr(self, "feature_names_in_", None)
         return found if self.columns is None else self.encoder_.get_feature_names_out()
 
@@ -321,13 +304,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _schema(self, held_out: TableDataset | None) -> dict[str, Any]:
         names = self._encoded_names()
+        bounds = None if self.bounds is None else [np.asarray(one).tolist() for one in self.bounds]
         return {
             "features": len(names) if names is not None else self.n_features_in_,
             "feature_names": None if names is None else [str(name) for name in names],
             "columns": None if self.columns is None else self.encoder_.describe().splitlines(),
-            "feature_bounds": None
-            if self.bounds is None
-            else [np.asarray(one).tolist() for one in self.bounds],
+            "feature_bounds": bounds,
             "normalize": "unit norm" if self.unit_norm else None,
             **self._target_schema(held_out),
         }
@@ -349,10 +331,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         kept = np.array(result.support.inputs(ParameterLayout.of(result.model), features), dtype=np.int64)
         names = self._encoded_names()
         self.kept_features_ = kept if names is None else np.asarray(names)[kept]
-        self._keep_coefficients()
-
-    def _keep_coefficients(self) -> None:
-        """`coef_` and `intercept_` of a linear model, by `coef_names_`; a network has none."""
         for name in ("coef_", "intercept_", "coef_names_"):
             self.__dict__.pop(name, None)
         linear = [part for part in self.model_.modules() if isinstance(part, nn.Linear)]
@@ -364,9 +342,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             weight = weight / scale
             bias = bias - weight @ centre
         self.coef_, self.intercept_ = self._shaped(weight, bias)
-        names = self._encoded_names()
-        numbered = np.array([f"x{place}" for place in range(weight.shape[1])])
-        self.coef_names_ = numbered if names is None else names
+        self.coef_names_ = np.array([f"x{place}" for place in range(features)]) if names is None else names
 
     def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
         return weight, bias
@@ -400,30 +376,26 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
                 "bounds=(-1, 1) says that they are scaled already"
             )
-        for name in self._wide_columns():
+        described = [Column.described(name, rule) for name, rule in rules.items()]
+        wide = [one.name for one in described if one.kind == "number" and one.high - one.low >= _WIDE]
+        if self.bounds is not None:
+            low, high = checked_bounds(self.bounds, self.n_features_in_)
+            wide = np.array(getattr(self, "feature_names_in_", range(self.n_features_in_)))[
+                high - low >= _WIDE
+            ].tolist()
+        for name in wide:
             warn(
                 f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will be next "
                 "to one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
                 '("count", high), which takes logarithms'
             )
-        units = _count_units(examples, groups)
-        names = self._encoded_names()
+        units, names = _count_units(examples, groups), self._encoded_names()
         width = self.n_features_in_ if names is None else len(names)
         if self.epsilon is not None and units * self.epsilon < 10 * min(width, 100):
             warn(
                 f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be all "
                 "there is to see. Use fewer features, more units, or a larger epsilon"
             )
-
-    def _wide_columns(self) -> list[Any]:
-        if self.columns is not None:
-            described = [Column.described(name, rule) for name, rule in self.columns.items()]
-            return [one.name for one in described if one.kind == "number" and one.high - one.low >= _WIDE]
-        if self.bounds is None:
-            return []
-        low, high = checked_bounds(self.bounds, self.n_features_in_)
-        names = getattr(self, "feature_names_in_", range(self.n_features_in_))
-        return [name for name, wide in zip(names, high - low >= _WIDE, strict=True) if wide]
 
 
 def _count_units(examples: int, groups: Any) -> int:

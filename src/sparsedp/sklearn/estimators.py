@@ -16,8 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.optimizers.factory import SQUARED, table_rate
-from sparsedp.privacy.plan import Plan
+from sparsedp.optimizers.factory import SQUARED
 from sparsedp.sklearn.base import PrivateEstimator
 from sparsedp.sklearn.columns import Floats
 from sparsedp.sklearn.data import TableDataset, class_weights, encode_labels
@@ -135,13 +134,11 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         return len(self.classes_)
 
     def _target_schema(self, held_out: TableDataset | None) -> dict[str, Any]:
-        counts = (
+        counted = (
             None if held_out is None else torch.bincount(held_out.y, minlength=len(self.classes_)).tolist()
         )
-        return {
-            "classes": self.classes_.tolist() if self.classes is not None else None,
-            "held_out_counts": counts,
-        }
+        classes = None if self.classes is None else self.classes_.tolist()
+        return {"classes": classes, "held_out_counts": counted}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -208,8 +205,8 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
             )
         return low, high
 
-    def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
-        return table_rate(plan, coordinates, length, SQUARED)
+    def _rate_factor(self) -> float:
+        return SQUARED
 
     def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
         low, high = self._range()
