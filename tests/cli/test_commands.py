@@ -19,9 +19,10 @@ from sparsedp.auditing import mechanism, sampling
 from sparsedp.cli import EXIT_CODES, Exit, app
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.methods import build_plan, get_method, list_methods
-from sparsedp.privacy import plan_epsilon
+from sparsedp.privacy import NominalSplit, plan_epsilon
 from sparsedp.training.planning import spec_for
 
+OF_PHASE = ("name", "steps", "sampling_rate", "noise_multiplier", "clip_norm")
 COMMANDS = ("plan", "check", "verify", "audit", "report", "diagnose", "methods")
 
 
@@ -79,6 +80,10 @@ def test_help_lists_every_command_and_exit_code_without_loading_torch():
     assert shown.exit_code == 0
     assert all(f" {name} " in shown.output for name in COMMANDS)
     assert all(f"{code.value} " in shown.output for code in EXIT_CODES)
+    for command in COMMANDS:
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0
+        assert "--json" in shown.output
     loaded = subprocess.run(
         [sys.executable, "-c", "import sys, sparsedp.cli; print('torch' in sys.modules)"],
         capture_output=True,
@@ -88,49 +93,26 @@ def test_help_lists_every_command_and_exit_code_without_loading_torch():
     assert loaded.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_json_and_explains_itself(command):
-    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0
-    assert "--json" in shown.output
-    assert "sparsedp" in shown.output
-
-
-def test_plan_gives_the_noise_of_the_plan_that_training_uses(typed):
+def test_plan_gives_the_noise_of_the_plan_that_training_uses_and_what_other_budgets_cost(typed):
     asked = (
-        "plan --units 60000 --batch-size 1024 --epochs 4 --epsilon 3 --delta 1e-5 --method tp-topk "
-        "--active-ratio 0.1 --warmup-fraction 0.25 --warmup-budget 0.3 --parameters 1000 --json"
-    )
-    answer = typed(*asked.split(), "--other-budgets", "").json
-    assert [phase["name"] for phase in answer["phases"]] == ["warm-up", "main"]
-    assert [phase["steps"] for phase in answer["phases"]] == [59, 177]
-    for phase in answer["phases"]:
-        assert phase["sampling_rate"] == 1024 / 60000
-    assert 0.995 * 3 <= answer["epsilon"] <= 3
-    assert answer["epsilons"]["pld"] < answer["epsilons"]["rdp"] < answer["epsilons"]["rdp-classic"]
-    noise = answer["phases"][-1]["noise_multiplier"] / 1024
-    assert answer["noise_energy"]["dense"] == pytest.approx(1000 * noise**2)
-    assert answer["noise_energy"]["sparse"] == pytest.approx(100 * noise**2)
-    assert answer["other_budgets"] == []
-
-
-SMALL = (
-    "--units", "2000", "--batch-size", "100", "--epochs", "2", "--method", "tp-topk", "--parameters", "1000",
-    "--accountant", "rdp",
-)  # fmt: skip
-
-
-def test_plan_says_what_other_budgets_cost_or_that_they_are_out_of_reach(typed):
-    asked = (*SMALL, "--other-budgets", "0.001,2")
+        "--units", "2000", "--batch-size", "100", "--epochs", "2", "--method", "tp-topk", "--parameters", "1000",
+        "--accountant", "rdp", "--active-ratio", "0.1", "--warmup-fraction", "0.25", "--warmup-budget", "0.3",
+        "--other-budgets", "0.001,2",
+    )  # fmt: skip
     answer = typed("plan", *asked, "--json").json
     known = {
         "units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0, "accountant": "rdp",
+        "warmup_fraction": 0.25, "split": NominalSplit(0.3),
     }  # fmt: skip
-    plan, dearer = (build_plan(get_method("tp-topk"), epsilon=epsilon, **known) for epsilon in (3.0, 2.0))
-    assert [(p["name"], p["noise_multiplier"]) for p in answer["phases"]] == [
-        (p.name, p.noise_multiplier) for p in plan.phases
-    ]
+    method = get_method("tp-topk", active_ratio=0.1)
+    plan, dearer = (build_plan(method, epsilon=epsilon, **known) for epsilon in (3.0, 2.0))
+    for phase, planned in zip(answer["phases"], plan.phases, strict=True):
+        assert {name: phase[name] for name in OF_PHASE} == {name: getattr(planned, name) for name in OF_PHASE}
     assert answer["epsilon"] == plan_epsilon(plan)
+    assert answer["epsilons"]["pld"] < answer["epsilons"]["rdp"] < answer["epsilons"]["rdp-classic"]
+    noise = answer["phases"][-1]["noise_multiplier"] / 100
+    assert answer["noise_energy"]["dense"] == pytest.approx(1000 * noise**2)
+    assert answer["noise_energy"]["sparse"] == pytest.approx(100 * noise**2)
     unreachable, other = answer["other_budgets"]
     assert unreachable["noise_multipliers"] == []
     louder = dearer.phases[-1].noise_multiplier / plan.phases[-1].noise_multiplier
@@ -244,7 +226,7 @@ def test_audit_of_a_function_s_parts_is_told_and_kept_and_spends_nothing(typed, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mechanism, "MOST_RELEASES", 40)
     monkeypatch.setattr(sampling, "HITS", 4000)
-    (tmp_path / "own_parts.py").write_text(PARTS)
+    (tmp_path / "own_parts.py").write_text(OWN)
     done = typed("audit", "own_parts:parts", "--epochs", "2", "--batch-size", "20", "--delta", "1e-3",
                  "--steps", "10", "--confidence", "0.9999999", "--out", tmp_path / "found", "--json")  # fmt: skip
     assert done.code == 0, done
@@ -255,17 +237,6 @@ def test_audit_of_a_function_s_parts_is_told_and_kept_and_spends_nothing(typed, 
     typed("audit", "own_parts:parts", "--run", tmp_path, "--epsilon", "1").failed_with(
         Exit.USAGE, "got a run and settings"
     )
-
-
-PARTS = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-
-def parts():
-    return nn.Linear(3, 2), TensorDataset(torch.randn(80, 3), torch.arange(80) % 2), nn.CrossEntropyLoss()
-"""
 
 
 def test_a_mistake_has_a_code_of_its_kind_and_a_bug_is_not_dressed_up_as_one():
@@ -286,6 +257,7 @@ def test_a_mistake_has_a_code_of_its_kind_and_a_bug_is_not_dressed_up_as_one():
 OWN = """
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 from sparsedp import PerExampleLoss
 
 
@@ -312,41 +284,27 @@ def nothing():
     return None
 
 
+def parts():
+    return nn.Linear(3, 2), TensorDataset(torch.randn(80, 3), torch.arange(80) % 2), nn.CrossEntropyLoss()
+
+
 def ok():
     return nn.Linear(3, 4), nn.CrossEntropyLoss(reduction="none"), (torch.randn(4, 3), torch.arange(4))
 """
 
 
-@pytest.fixture
-def own_models(tmp_path, monkeypatch):
+def test_check_tells_what_is_fast_what_is_slow_and_what_cannot_be_trained(typed, tmp_path, monkeypatch):
     (tmp_path / "own_models_to_check.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("own_models")
-def test_a_model_of_linear_layers_is_all_fast(typed):
     told = typed("check", "own_models_to_check:ok", "--json").json
     assert told == {"model": "own_models_to_check:ok", "parameters": 16, "fast": True, "notes": []}
-
-
-@pytest.mark.usefixtures("own_models")
-def test_what_is_slow_in_ones_own_model_is_named(typed):
     shown = typed("check", "own_models_to_check:slow").out
     assert "'target': LerpBackward0 has no formula" in shown
-
-
-@pytest.mark.usefixtures("own_models")
-@pytest.mark.parametrize(
-    ("path", "complaint"),
-    [
+    for path, complaint in (
         ("own_models_to_check:mixing", "statistics of the whole batch"),
         ("own_models_to_check:nothing", "expected (model, loss_fn, rows)"),
         ("own_models_to_check:absent", "expected package.module:function"),
         ("no_such_module_at_all:f", "expected package.module:function"),
         ("nonsense", "expected package.module:function"),
-    ],
-)
-def test_mistakes_are_said(typed, path, complaint):
-    refused = typed("check", path)
-    assert refused.code == 2
-    assert complaint in " ".join(refused.err.split())
+    ):
+        typed("check", path).failed_with(Exit.USAGE, complaint)
