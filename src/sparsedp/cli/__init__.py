@@ -112,10 +112,10 @@ def run_folder(path: Path) -> Path:
     """Return the directory of a run, as typed."""
     from sparsedp.runs.directory import holds_run
 
-    if not path.is_dir():
-        raise DataError(f"{path} is no folder; give the folder of a run")
     if not holds_run(path):
-        raise DataError(f"{path} holds no run; give the folder of a run")
+        raise DataError(
+            f"{path} {'holds no run' if path.is_dir() else 'is no folder'}; give the folder of a run"
+        )
     return path
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sparsedp.auditing import AuditResult
-    from sparsedp.diagnostics import Visible
 
 AUDIT_BANNER = (
     "Not for release: an audit looks at the training data without noise. Its results are for whoever answers for the "
@@ -196,18 +195,6 @@ def diagnose(run: Run, as_json: Json = False) -> None:
         screen.print(f"No split estimate: {seen.missing}.", markup=False, soft_wrap=True)
     for decision in seen.decisions:
         screen.print(f"Step {decision['step']}: keeps {decision['reason']}.", markup=False, soft_wrap=True)
-    if seen.splits:
-        _show_splits(seen, screen)
-    screen.print(
-        f"Noise energy of a step: {significant(k * energy)} on the support, "
-        f"{significant(d * energy)} on all coordinates."
-    )
-    if seen.noise_ratios:
-        parts = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in seen.noise_ratios.items())
-        screen.print(f"A step's noise over its clip norm, r: {parts}.")
-
-
-def _show_splits(seen: Visible, screen: Console) -> None:
     rows = []
     for name, split in seen.splits.items():
         value, interval = "lost in noise", "-"
@@ -215,8 +202,16 @@ def _show_splits(seen: Visible, screen: Console) -> None:
             middle, reach = split.share.value, 1.96 * split.share.std
             value, interval = percent(middle), f"{percent(middle - reach)} to {percent(middle + reach)}"
         rows.append((name, value, interval, percent(split.active_ratio)))
-    title = f"Energy in the best {percent(seen.shown / seen.d)}: ranked and measured by different steps"
-    screen.print(numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows))
+    if rows:
+        title = f"Energy in the best {percent(seen.shown / seen.d)}: ranked and measured by different steps"
+        screen.print(numbers_table(title, ("ranking", "share of energy", "95 %", "random"), rows))
+    screen.print(
+        f"Noise energy of a step: {significant(k * energy)} on the support, "
+        f"{significant(d * energy)} on all coordinates."
+    )
+    if seen.noise_ratios:
+        parts = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in seen.noise_ratios.items())
+        screen.print(f"A step's noise over its clip norm, r: {parts}.")
 
 
 def audit(

@@ -216,7 +216,7 @@ def _estimator(settings: dict[str, Any]) -> PrivateEstimator:
 
 def load_estimator(run: Path) -> PrivateEstimator:
     """The fitted estimator of a run of `sparsedp train`, for predictions."""
-    import sparsedp
+    from sparsedp.runs.run import load_weights
     from sparsedp.sklearn import PublicEncoder
     from sparsedp.sklearn.data import network, widths_of
 
@@ -227,7 +227,7 @@ def load_estimator(run: Path) -> PrivateEstimator:
         model.classes_ = np.unique(np.asarray(settings["classes"]))
     features = len(model.encoder_.get_feature_names_out())
     model.model_ = network(features, model._outputs(), widths_of(model.hidden_layer_sizes), 0)
-    sparsedp.load_weights(run, model.model_)
+    load_weights(run, model.model_)
     model.model_.double().eval()
     return model
 
@@ -236,10 +236,9 @@ def _descriptions(path: Path) -> dict[str, Any]:
     """The table [columns] of a file of rules, as `PublicEncoder` takes them."""
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["columns"]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
-        raise DataError(
-            f"{path}: {error!r}, expected a TOML file with a table [columns], as `sparsedp columns` drafts it"
-        ) from error
+    except (OSError, ValueError, KeyError) as error:
+        expected = "a TOML file with a table [columns], as `sparsedp columns` drafts it"
+        raise DataError(f"{path}: {error!r}, expected {expected}") from error
     return found
 
 
@@ -304,9 +303,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             names = _names(path, lines)
             for line in filter(None, lines):
                 if len(line) != len(names):
-                    raise DataError(
-                        f"{path}: line {lines.line_num} has {len(line)} values, expected {len(names)}, as the header"
-                    )
+                    found = f"line {lines.line_num} has {len(line)} values"
+                    raise DataError(f"{path}: {found}, expected {len(names)}, as the header")
                 rows.append(line)
     if not rows:
         raise DataError(f"{path}: expected rows below the header, found none")

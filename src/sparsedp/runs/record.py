@@ -287,7 +287,5 @@ def wrap_read_errors(file: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error})") from error
     except Exception as error:
-        raise DataError(
-            f"{file} is damaged ({type(error).__name__}: {error}); restore it from a copy, or start a new run "
-            "elsewhere"
-        ) from error
+        remedy = "restore it from a copy, or start a new run elsewhere"
+        raise DataError(f"{file} is damaged ({type(error).__name__}: {error}); {remedy}") from error
