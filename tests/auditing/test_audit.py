@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 import sparsedp
 from sparsedp import DataConfig, PrivateNormalisation
 from sparsedp.auditing import AuditResult, mechanism, sampling
-from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.grad_sample.selection import EmbeddingRowCounter
+from sparsedp.errors import PrivacyError
 from sparsedp.methods import build_plan
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Phase
@@ -143,30 +142,29 @@ def test_noise_with_a_pattern_is_found(monkeypatch, change, words):
 REPEATED = torch.randn(5000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
+def one_shared_coin(coins, other):
+    return np.concatenate([coins[:-1], coins[:1]])
+
+
+def too_often(coins, other):
+    return coins | other
+
+
+def fixed_size(coins, other):
+    return np.roll(np.arange(len(coins)) < 40, int(other.argmax()))
+
+
+def few_coins(coins, other):
+    return np.repeat(coins[:8], math.ceil(len(coins) / 8))[: len(coins)]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param(
-            lambda coins, other: coins | other,
-            "more often than planned",
-            id="too often",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            lambda coins, other: np.concatenate([coins[:-1], coins[:1]]), "share a coin", id="one shared coin"
-        ),
-        pytest.param(
-            lambda coins, other: np.roll(np.arange(len(coins)) < 40, int(other.argmax())),
-            "vary less",
-            id="fixed size",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            lambda coins, other: np.repeat(coins[:8], math.ceil(len(coins) / 8))[: len(coins)],
-            "vary more",
-            id="few coins",
-            marks=pytest.mark.nightly,
-        ),
+        (one_shared_coin, "share a coin"),
+        pytest.param(too_often, "more often than planned", marks=pytest.mark.nightly),
+        pytest.param(fixed_size, "vary less", marks=pytest.mark.nightly),
+        pytest.param(few_coins, "vary more", marks=pytest.mark.nightly),
     ],
 )
 def test_a_sampler_that_is_not_poissons_is_found(monkeypatch, change, words):
@@ -206,73 +204,12 @@ def test_a_delta_that_only_the_plans_own_accountant_reaches_is_audited_by_it():
 
 
 @pytest.mark.usefixtures("quickest")
-def test_full_batches_at_a_tiny_delta_are_put_together_as_planned():
-    """As one Gaussian release, which PLD can count; 300 sampled steps it could not."""
-    plan = build_plan("dp-sgd", units=50, batch_size=50, epochs=300, epsilon=8.0, delta=1e-12)
-    result = audited(nn.Linear(WIDTH, 2), data(50), plan=plan, steps=2)
-    assert result.passed, problems(result)
-    assert result.accountant == "pld"
-    assert 0 < result.recomposed <= 8.0
-
-
-@pytest.mark.usefixtures("quickest")
 def test_audit_without_a_method_attacks_the_plan_of_fit_on_data_in_any_form():
     forms = {"auto": data(200).tensors, None: DataLoader(data(200), batch_size=20, shuffle=True)}
     for method, given in forms.items():
         size = 20 if method else None
         result = audited(nn.Linear(WIDTH, 2), given, method=method, epochs=1, batch_size=size, steps=2)
         assert (result.method, result.unit, result.planned_steps) == ("dp-sgd", "row", 10)
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_model_and_its_generators_are_left_alone():
-    model = nn.Linear(WIDTH, 2)
-    before, state = {n: v.clone() for n, v in model.state_dict().items()}, torch.get_rng_state()
-    audited(model, steps=4)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"confidence": 1.0}, "confidence"),
-        ({"steps": 1}, "steps"),
-        ({"plan": "same", "run": "here"}, "keep one of the three"),
-        ({"plan": "same", "epsilon": 8.0}, "keep one of the three"),
-        ({"dataset": data(300), "plan": "same"}, "300 units"),
-    ],
-)
-def test_mistakes_are_said(changes, words):
-    if "plan" in changes:
-        plan = build_plan("dp-sgd", units=400, batch_size=40, epochs=1, epsilon=8.0, delta=1e-5)
-        changes = {**changes, "plan": plan}
-    with pytest.raises(SparseDPError, match=words):
-        audited(**changes)
-
-
-class Mixing(nn.Module):
-    """Subtracts the mean of the batch, or draws a mask by a row's position."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.first, self.second, self.how = nn.Linear(WIDTH, 20), nn.Linear(20, 2), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).tanh()
-        if self.how == "by the batch":
-            h = h - h.mean(0)
-        if self.how == "backward":
-            h = h + 5 * (h.mean(0) - h.mean(0).detach())
-        if self.how == "by chance":
-            h = h * (torch.rand_like(h) < 0.5)
-        return self.second(h)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("how", ["by the batch", "backward", "by chance"])
-def test_a_model_that_mixes_rows_moves_no_further_for_it_is_given_one_at_a_time(how):
-    assert MOVED not in problems(audited(Mixing(how), steps=4))
 
 
 @pytest.mark.usefixtures("quick")
@@ -285,21 +222,10 @@ def test_a_collate_that_mixes_rows_is_found():
 
 
 @pytest.mark.usefixtures("quick")
-def test_units_with_several_rows_pass_and_are_left_out_whole():
-    result = audited(
-        dataset=data(600),
-        unit_ids=[i // 3 for i in range(600)],
-        data=DataConfig(rows_per_unit=2),
-        batch_size=20,
-        steps=4,
-    )
-    assert result.passed, problems(result)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("norm", ["auto", {"0.*": 0.3, "*": 0.4}])
-def test_a_clip_beyond_flat_passes(norm):
-    result = audited(max_grad_norm=norm, steps=4)
+@pytest.mark.parametrize("norm", [0.5, "auto", {"0.*": 0.3, "*": 0.4}], ids=["flat", "auto", "by layer"])
+def test_units_with_several_rows_pass_under_every_clip(norm):
+    how = {"unit_ids": [i // 3 for i in range(600)], "data": DataConfig(rows_per_unit=2), "batch_size": 20}
+    result = audited(dataset=data(600), max_grad_norm=norm, steps=4, **how)
     assert result.passed, problems(result)
 
 
@@ -398,17 +324,6 @@ def test_a_released_loss_is_audited_by_leaving_units_out(monkeypatch):
     )
     found = problems(audited(model, data(100), batch_size=50, **how))
     assert f"the sum of phase train, loss by 1.499 {MOVED}" in found
-
-
-@pytest.mark.usefixtures("quickest")
-def test_a_count_of_records_where_units_are_promised_is_found(monkeypatch):
-    how = {"method": "fest", "unit_ids": [row // 4 for row in range(100)], "batch_size": 12}
-    result = attacked(**how)
-    assert result.passed, problems(result)
-    monkeypatch.setattr(
-        EmbeddingRowCounter, "__call__", lambda self, batch: self.pairs(batch.rows, batch.seed)
-    )
-    assert MOVED in problems(attacked(**how))
 
 
 @pytest.mark.usefixtures("quickest")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from golden_runs import content, digits, run, sketch
+from golden_runs import PATIENTS, TWO_RELEASES, content, digits, run, sketch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -39,18 +39,8 @@ RANKS: dict[str, dict[str, Any]] = {
     "two ranks: adadpigu": {"method": "adadpigu"},
     "two ranks: on-rand": {"method": "on-rand", "max_physical_batch": 9},
     "two ranks: adafest": {"method": "adafest", "model": "table"},
-    "two ranks: units": {
-        "method": "tp-topk",
-        "unit_ids": torch.arange(192) % 70,
-        "unit_name": "patient",
-        "rows_per_unit": 3,
-        "batch_size": 20,
-    },
-    "two ranks: normalised": {
-        "method": "dp-sgd",
-        "epsilon": 6.0,
-        "normalise": sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0),
-    },
+    "two ranks: units": {"method": "tp-topk", **PATIENTS, "rows_per_unit": 3},
+    "two ranks: normalised": {"method": "dp-sgd", "epsilon": 6.0, "normalise": TWO_RELEASES},
 }
 ESTIMATOR: dict[str, dict[str, Any]] = {
     "estimator: dp-sgd": {"method": "dp-sgd"},
@@ -66,16 +56,9 @@ def federated(name: str, out: Path) -> dict[str, Any]:
     asked = dict(asked)
     accountant = asked.pop("accountant", "rdp")
     plan = build_plan(
-        method,
-        units=_CLIENTS,
-        unit_name="client",
-        epsilon=20.0,
-        delta=1e-3,
-        epochs=4,
-        batch_size=4,
-        max_grad_norm=0.5,
-        accountant=accountant,
-    )
+        method, units=_CLIENTS, unit_name="client", epsilon=20.0, delta=1e-3, epochs=4, batch_size=4,
+        max_grad_norm=0.5, accountant=accountant,
+    )  # fmt: skip
     clients = [Client(_network, LocalSGD(dataset=_rows(n), loss=LOSS, **asked)) for n in range(_CLIENTS)]
 
     def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -124,14 +107,9 @@ def two_ranks(folder: Path) -> dict[str, dict[str, Any]]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
     ended = subprocess.run(
-        [*command, __file__, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert ended.returncode == 0, ended.stderr[-6000:]
     return json.loads((folder / "found.json").read_text())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def content(
         for span in result.supports
     ]
     found: dict[str, Any] = {
-        "weights": weights_digest(result.model),
+        "weights": _digest([_bytes(value) for value in result.model.state_dict().values()]),
         "sketch": sketch(result.model),
         "support": _digest([_bytes(result.support.indices), spans]),
         "metrics": _digest([_history(result), _values(result.metrics), _rounded(result.epsilon)]),
@@ -55,11 +56,6 @@ def content(
     if supports is not None:
         found["supports by step"] = _digest([_bytes(support) for support in supports])
     return found
-
-
-def weights_digest(model: nn.Module) -> str:
-    """The digest of every tensor of the model's state, in the model's order and without its names."""
-    return _digest([_bytes(value) for value in model.state_dict().values()])
 
 
 def sketch(model: nn.Module) -> list[float]:
@@ -91,16 +87,11 @@ def _history(result: sparsedp.Result) -> list[list[object]]:
     phases = list(dict.fromkeys(epoch.phase for epoch in result.history))
     return [
         [
-            epoch.epoch,
-            epoch.step,
-            phases.index(epoch.phase),
-            _rounded(epoch.epsilon),
-            epoch.active,
-            epoch.learning_rate,
-            _values(epoch.metrics),
+            one.epoch, one.step, phases.index(one.phase), _rounded(one.epsilon), one.active, one.learning_rate,
+            _values(one.metrics),
         ]
-        for epoch in result.history
-    ]
+        for one in result.history
+    ]  # fmt: skip
 
 
 def _values(metrics: Mapping[str, float | None]) -> list[float | None]:
@@ -173,49 +164,25 @@ def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparse
     torch.manual_seed(3)
     train, test = digits(flat=asked.get("model") == "flat")
     usual = {
-        "epsilon": 2.0,
-        "delta": 1e-3,
-        "accountant": "rdp",
-        "epochs": 3,
-        "batch_size": 48,
-        "lr": 0.5,
-        "seed": 7,
-        "progress": False,
-        "eval_dataset": test,
-        "run_dir": out,
+        "epsilon": 2.0, "delta": 1e-3, "accountant": "rdp", "epochs": 3, "batch_size": 48, "lr": 0.5, "seed": 7,
+        "progress": False, "eval_dataset": test, "run_dir": out,
         "callbacks": (note,) if watch is None else (note, watch),
-    }
+    }  # fmt: skip
     given = {name: value for name, value in {**usual, **asked}.items() if value is not None}
     network = _MODELS[given.pop("model", "linear")]()
     return sparsedp.fit(network, train, nn.CrossEntropyLoss(reduction="none"), **placed(given)), supports
 
 
 def _of_method(method: str, model: str) -> dict[str, Any]:
-    asked: dict[str, Any] = {"method": method, "model": model}
-    if model == "table" and method == "adafest":
-        asked["options"] = {"ranking": Contributions(1.0, 0.3)}
-    if model == "table" and method == "given":
-        asked["options"] = {"active_ratio": 0.3}
-    return asked
+    options = {"adafest": {"ranking": Contributions(1.0, 0.3)}, "given": {"active_ratio": 0.3}}
+    asked = {"method": method, "model": model}
+    return asked | {"options": options[method]} if model == "table" and method in options else asked
 
 
-Choice = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.02)
-
-
-def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1, amsgrad=True)
-
-
-def _nesterov(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.3, momentum=0.8, nesterov=True, weight_decay=0.01)
-
-
-def _rmsprop(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5, centered=True)
+_adam = partial(torch.optim.Adam, lr=0.02)
+_adamw = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1, amsgrad=True)
+_nesterov = partial(torch.optim.SGD, lr=0.3, momentum=0.8, nesterov=True, weight_decay=0.01)
+_rmsprop = partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True)
 
 
 def _one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
@@ -226,15 +193,13 @@ def _falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sch
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=max(1, steps // 4), gamma=0.5)
 
 
-_PATIENTS = {"unit_ids": torch.arange(_ROWS) % 70, "unit_name": "patient", "batch_size": 20}
+PATIENTS = {"unit_ids": torch.arange(_ROWS) % 70, "unit_name": "patient", "batch_size": 20}
 
-_TWO_RELEASES = sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
+TWO_RELEASES = sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
 
 _ONE_RELEASE = sparsedp.PrivateNormalisation(
     noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=tuple(range(1, 60, 2))
 )
-
-_FLAT = {"model": "flat"}
 
 _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("pld", "dp-sgd", {"accountant": "pld"}),
@@ -243,14 +208,14 @@ _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("classic rdp", "tp-topk", {"accountant": "rdp-classic"}),
     ("nominal split", "tp-topk", {"split": NominalSplit(0.3)}),
     ("two clip norms", "tp-topk", {"max_grad_norm": (1.0, 0.4)}),
-    ("units of one row", "dp-sgd", _PATIENTS),
-    ("units of one row", "tp-topk", _PATIENTS),
-    ("units of three rows", "dp-sgd", {**_PATIENTS, "rows_per_unit": 3}),
-    ("units of three rows", "adadpigu", {**_PATIENTS, "rows_per_unit": 3, "model": "cnn"}),
+    ("units of one row", "dp-sgd", PATIENTS),
+    ("units of one row", "tp-topk", PATIENTS),
+    ("units of three rows", "dp-sgd", {**PATIENTS, "rows_per_unit": 3}),
+    ("units of three rows", "adadpigu", {**PATIENTS, "rows_per_unit": 3, "model": "cnn"}),
     (
         "units of three rows, seven at once",
         "tp-topk",
-        {**_PATIENTS, "rows_per_unit": 3, "max_physical_batch": 7},
+        {**PATIENTS, "rows_per_unit": 3, "max_physical_batch": 7},
     ),
     ("seven rows at once", "on-rand", {"max_physical_batch": 7, "model": "cnn"}),
     ("reference", "tp-topk", {"engine": "reference", "model": "cnn"}),
@@ -267,9 +232,9 @@ _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("one cycle", "dp-sgd", {"lr_scheduler": _one_cycle}),
     ("one cycle", "tp-topk", {"lr_scheduler": _one_cycle, "optimizer": _adam, "lr": None}),
     ("falling rate", "on-rand", {"lr_scheduler": _falling}),
-    ("normalised", "dp-sgd", {**_FLAT, "normalise": _TWO_RELEASES, "epsilon": 6.0}),
-    ("normalised", "tp-topk", {**_FLAT, "normalise": _ONE_RELEASE, "epsilon": 6.0}),
-    ("normalised units", "tp-topk", {**_PATIENTS, "normalise": _TWO_RELEASES, "epsilon": 6.0}),
+    ("normalised", "dp-sgd", {"model": "flat", "normalise": TWO_RELEASES, "epsilon": 6.0}),
+    ("normalised", "tp-topk", {"model": "flat", "normalise": _ONE_RELEASE, "epsilon": 6.0}),
+    ("normalised units", "tp-topk", {**PATIENTS, "normalise": TWO_RELEASES, "epsilon": 6.0}),
 ]
 
 
@@ -278,16 +243,8 @@ def _linear() -> nn.Module:
 
 
 def _cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1),
-        nn.GroupNorm(2, 6),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 8, 3),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(32, 10),
-    )
+    first = [nn.Conv2d(1, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, nn.Conv2d(6, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 10))
 
 
 class _Table(nn.Module):

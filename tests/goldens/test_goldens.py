@@ -68,14 +68,9 @@ def test_a_run_gives_what_it_gave(name, tmp_path):
     check(name, straight)
 
 
-@pytest.mark.parametrize("name", FEDERATED)
-def test_a_run_over_clients_gives_what_it_gave(name, tmp_path):
-    check(name, federated(name, tmp_path / "run"))
-
-
-@pytest.mark.parametrize("name", ESTIMATOR)
-def test_the_estimator_gives_what_it_gave(name, tmp_path):
-    check(name, estimator(name, tmp_path / "run"))
+@pytest.mark.parametrize("name", [*FEDERATED, *ESTIMATOR])
+def test_another_door_gives_what_it_gave(name, tmp_path):
+    check(name, (federated if name in FEDERATED else estimator)(name, tmp_path / "run"))
 
 
 @pytest.mark.nightly

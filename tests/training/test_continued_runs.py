@@ -95,14 +95,6 @@ def test_a_follower_that_was_lost_counts_whole(tmp_path):
     assert 0.98 * CAP.budget < total <= CAP.budget
 
 
-def test_a_run_that_is_going_on_cannot_be_continued(tmp_path):
-    trainer = a_trainer("dp-sgd", out=tmp_path / "first", plan=FIRST, seed=None)
-    advance(trainer, 3)
-    with pytest.raises(PrivacyError, match="in use"):
-        continue_runs(CAP, NEXT, [tmp_path / "first"])
-    advance(trainer).finish()
-
-
 def _continue_until(dies_at, folders: list[Path]) -> None:
     moments = iter(range(10**9))
     write, fsync = os.write, os.fsync

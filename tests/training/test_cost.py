@@ -1,8 +1,7 @@
-"""What a step costs, by counting: with k fixed nothing grows with d, and a dense step holds one wide vector."""
+"""What a step costs, by counting: with k fixed nothing grows with d."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from sparsedp.parameters import Support
 from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
-from sparsedp.randomness import SeededRandomness, SystemRandomness
+from sparsedp.randomness import SeededRandomness
 from sparsedp.runs.record import History
 from sparsedp.validation.state import StateGuard
 
@@ -143,85 +142,3 @@ def test_a_support_that_changes_in_every_step_takes_one_number_a_row_and_never_d
         next(step)
     assert sizes.operators <= BY_INDEX
     assert sizes.largest <= max(3 * k, 64 * 12 * WIDTH * 3, rows + 1)
-
-
-class LargeAllocations(TorchDispatchMode):
-    """Follows the memory that operators ask for: the most held at once, and every piece of at least `large` bytes."""
-
-    def __init__(self, large: int) -> None:
-        super().__init__()
-        self.large, self.now, self.most, self.pieces = large, 0, 0, list[int]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        fresh = {x.untyped_storage() for x in _tensors(result) if x.untyped_storage().data_ptr() not in given}
-        for storage in fresh:
-            self.now += storage.nbytes()
-            weakref.finalize(storage, self._freed, storage.nbytes())
-            if storage.nbytes() >= self.large:
-                self.pieces.append(storage.nbytes())
-        self.most = max(self.most, self.now)
-        return result
-
-    def _freed(self, size: int) -> None:
-        self.now -= size
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def held_by_a_step(
-    model: nn.Module, inputs: Tensor, batches: int, coasts: bool
-) -> tuple[int, LargeAllocations]:
-    """D, and what the second of two steps held."""
-    engine = BookKeepingEngine(model, loss)
-    d = engine.layout.dimension
-    mover = SupportOptimizer(model, engine.layout, torch.optim.SGD(model.parameters(), lr=0.1), coasts=coasts)
-    query, ledger = ClippedSumQuery(Support.full(d), FlatClip(1.0)), ChargeLog()
-    batch = MicroBatch((inputs, torch.zeros(len(inputs), dtype=torch.int64)))
-
-    def step(number: int) -> None:
-        released = GaussianMechanism(ledger, SystemRandomness()).release(
-            GradientSum(engine, [batch] * batches, query),
-            Charge("train", number, 0.01, 1.0),
-            expected_batch_size=float(len(inputs)),
-        )
-        mover.apply(released)
-
-    step(0)
-    with LargeAllocations(large=4 * d) as held:
-        step(1)
-    assert held.now < held.most  # it sees what is freed
-    return d, held
-
-
-def layers(width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width), nn.Linear(width, 4)
-    )
-
-
-def convolutions() -> nn.Module:
-    """Their sums are made in the order of kernel offsets and turned at the end, one layer at a time."""
-    return nn.Sequential(
-        *(nn.Conv2d(64, 64, 3, padding=1) for _ in range(8)), nn.Flatten(), nn.Linear(64 * 16, 4)
-    )
-
-
-DENSE = {
-    "layers": (layers(1024), (8, 1024), 1, False, 13),
-    "a method that coasts": (layers(1024), (8, 1024), 1, True, 13),
-    "two micro-batches": (layers(512), (8, 512), 2, False, 21),
-    "convolutions": (convolutions(), (2, 64, 4, 4), 1, False, 17),
-}
-"""Model, shape of the inputs, micro-batches, whether it coasts, and the most bytes for each coordinate."""
-
-
-@pytest.mark.parametrize("what", DENSE)
-def test_a_dense_step_holds_a_vector_of_wide_numbers_for_each_micro_batch_and_the_gradient(what):
-    model, shape, batches, coasts, most = DENSE[what]
-    d, held = held_by_a_step(model, torch.randn(shape), batches, coasts)
-    assert held.pieces == [8 * d] * batches
-    assert held.most < most * d

@@ -87,40 +87,20 @@ class Endless(IterableDataset[Any]):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
-    "batch too large": ({"batch_size": ROWS + 1}, PrivacyError, "at most the number of units"),
     "unknown method": ({"method": "magic"}, SparseDPError, "expected one of"),
-    "unit without ids": ({"unit_name": "patient"}, PrivacyError, "give unit_ids="),
     "ids that do not fit": ({"unit_ids": [0, 1]}, DataError, "2 ids for 60 rows"),
-    "a ratio of words": ({"active_ratio": "half"}, SparseDPError, "active_ratio"),
     "two rates": ({"lr": 0.1, "optimizer": torch.optim.SGD}, SparseDPError, "default optimizer"),
-    "empty evaluation": ({"eval_dataset": rows(1, 0)}, DataError, "eval_dataset is empty"),
     "empty data": ({"data": rows(1, 0)}, DataError, "dataset is empty"),
-    "a rate in words": ({"lr": "0.1"}, SparseDPError, "lr: got '0.1', expected a number"),
-    "a number for an optimizer": ({"optimizer": 3}, SparseDPError, r"optimizer: got int, expected a torch\.optim"),
-    "an unknown optimizer": ({"optimizer": "adamm"}, SparseDPError, "expected one of .*adam.*adamw"),
-    "a loss in words": ({"loss": "mse"}, SparseDPError, "criterion: got 'mse', expected a criterion"),
     "a loss that averages": ({"loss": lambda out, y: loss_fn(out, y).mean()}, SparseDPError, 'reduction="none"'),
     "NaN": ({"data": (torch.full((60, FEATURES), torch.nan), Y)}, DataError, "train on noise alone"),
     "too short": ({"data": (X[:10], Y[:10]), "batch_size": 10, "epochs": 1}, SparseDPError, "1 steps in all.*dp-sgd"),
     "no numbered rows": ({"data": Endless()}, DataError, "IterableDataset Endless, expected rows that can be drawn"),
-    "one array": ({"data": X}, DataError, r"expected two arrays, \(X, y\)"),
-    "other lengths": ({"data": (X[:4], Y[:5])}, DataError, "as many targets as rows"),
     "names": ({"data": (np.array([["a"]]), np.array([1]))}, DataError, "encode names"),
-    "no held-out data": ({"eval_dataset": object()}, DataError, "eval_dataset: got object"),
-    "columns that are not there": (
-        {"normalise": PrivateNormalisation(centre=False, columns=(FEATURES,))}, PrivacyError,
-        f"columns: got {FEATURES}, expected numbers below {FEATURES}",
-    ),
     "inputs without channels": (
         {"normalise": PrivateNormalisation(), "data": TensorDataset(torch.zeros(ROWS, 4).long(), Y)}, DataError,
         "normalise: got inputs",
     ),
     "an optimizer that is none": ({"optimizer": lambda p: "sgd", "lr": None}, SparseDPError, "optimizer"),
-    "a schedule by a metric": (
-        {"lr_scheduler": lambda o, n: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}, SparseDPError, "scheduler",
-    ),
-    "an average beyond all": ({"ema_decay": 1.1}, SparseDPError, "ema_decay"),
-    "an unknown engine": ({"engine": "magic"}, SparseDPError, "engine"),
     "scores that nobody ranks by": ({"public_scores": {"head": 1.0}}, SparseDPError, "does not rank by them"),
     "a cap without a ledger": ({"total_epsilon": 9.0, "run_dir": None}, PrivacyError, "give run_dir"),
 }  # fmt: skip
@@ -158,18 +138,7 @@ def test_nothing_in_the_run_directory_is_named_after_private_quantities(tmp_path
     keys = {name.rsplit("/", 1)[-1] for name in tensors}
     for text in texts:
         keys |= set(re.findall(r'"([^"]*)":', text.replace('\\"', '"')))
-    words = [
-        "train_",
-        "loss_",
-        "clipped",
-        "finite",
-        "realis",
-        "realiz",
-        "sampled",
-        "gradient",
-        "example",
-        "batch_",
-    ]
+    words = "train_ loss_ clipped finite realis realiz sampled gradient example batch_".split()  # noqa: SIM905
     named = {key for key in keys if any(word in key.lower() for word in words)}
     assert named == {"batch_size"}  # the expected one, which is public
     assert {name.split("/")[0] for name in tensors} == {"model", "optimizer", "controller", "journal"}
@@ -220,11 +189,8 @@ def test_resuming_with_another_request_is_refused_by_name(tmp_path):
         quick_fit(run_dir=tmp_path / "run", callbacks=[interrupt_at(3)])
     for changed, words in (
         ({"epsilon": 9.0}, "epsilon was 8.0 and is 9.0"),
-        ({"epochs": 6}, "epochs was 5 and is 6"),
-        ({"delta": 1e-4}, "delta was 0.001 and is 0.0001"),
         ({"data": rows(1, 61)}, "units was 60 and is 61"),
         ({"method": "dp-sgd"}, "method was .*tp-topk.* and is .*dp-sgd"),
-        ({"active_ratio": 0.5}, "active_ratio was 0.2 and is 0.5"),
         ({"accountant": "pld"}, 'accountant was "rdp" and is "pld"'),
         ({"normalise": PrivateNormalisation()}, "normalise was null"),
     ):

@@ -69,13 +69,11 @@ def test_a_criterion_of_any_reduction_is_the_loss_of_each_example(form):
     private = a_loop(criterion=criterion)
     for _ in range(5):
         for batch in private.loader:
-            loss = (
-                private.criterion(private.model, batch)
-                if form == "per example"
-                else private.criterion(private.model(batch[0]), batch[1])
-            )
-            loss.backward()
-            private.optimizer.step()
+            if form == "per example":
+                private.criterion(private.model, batch).backward()
+                private.optimizer.step()
+            else:
+                one_step(private, batch)
     assert torch.equal(weights(private.model.module), weights(train(a_loop()).model.module))
 
 
@@ -110,9 +108,8 @@ def test_epsilon_so_far_is_the_accountants_at_every_step_and_delta():
     assert private.epsilon() == 0
     spent = []
     for _ in range(5):
-        for x, y in private.loader:
-            private.criterion(private.model(x), y).backward()
-            private.optimizer.step()
+        for batch in private.loader:
+            one_step(private, batch)
             spent.append(private.epsilon())
     assert len(spent) == private.step == 15
     assert all(one < other for one, other in pairwise(spent))
@@ -138,15 +135,10 @@ def test_evaluation_under_no_grad_is_the_plain_model():
     assert private.model(held).requires_grad  # the run is over: a model like any other
 
 
-def test_modes_stay_as_they_were_set():
-    private = a_loop(network(dropout=0.5))
-    private.model.train()
-    train(private)
-    assert private.model.training
-    assert all(module.training for module in private.model.module.modules())
-    private = train(a_loop(network(dropout=0.5).eval()))
-    assert not private.model.training
-    assert not any(module.training for module in private.model.module.modules())
+@pytest.mark.parametrize("mode", [True, False])
+def test_modes_stay_as_they_were_set(mode):
+    private = train(a_loop(network(dropout=0.5).train(mode)))
+    assert {module.training for module in [private.model, *private.model.module.modules()]} == {mode}
 
 
 def test_the_model_inside_shows_through():
@@ -198,18 +190,6 @@ def test_a_copy_is_the_plain_model_and_none_of_the_run(way):
     assert all(p.grad is None for p in private.model.parameters())
 
 
-def test_a_module_around_the_model_loads_what_it_has_saved():
-    private, _ = after_steps()
-    around = nn.ModuleDict({"first": private.model, "other": nn.Linear(2, 2)})
-    saved = {name: value.clone() for name, value in around.state_dict().items()}
-    assert set(saved) == {f"first.{name}" for name in network().state_dict()} | {"other.weight", "other.bias"}
-    with torch.no_grad():
-        for p in around.parameters():
-            p.zero_()
-    around.load_state_dict(saved)
-    assert all(torch.equal(value, saved[name]) for name, value in around.state_dict().items())
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -234,7 +214,6 @@ MISUSES = {
     "model(x); optimizer.step()": "before the forward",
     f"{LOSS}; optimizer.step()": "before the backward",
     "optimizer.step()": "before the forward",
-    "next(batches)": "before the forward",
     "next(iter(loader))": "before the forward",
     f"{LOSS}.backward(); optimizer.step(); optimizer.step()": "no batch is out",
     f"loss = {LOSS}; loss.backward(); loss.backward()": "twice",
@@ -245,18 +224,12 @@ MISUSES = {
     "x -= x.mean(0); model(x)": "changed in place",
     f"{LOSS}.backward(); y.zero_(); optimizer.step()": "changed in place",
     "criterion(model(x), 2 - y).backward()": "other targets",
-    "model(x[:2])": "other arguments than the inputs of the batch",
-    "model(held_out)": r"torch\.no_grad\(\)",
     "model.eval(); model(held_out)": r"torch\.no_grad\(\).*model\.eval\(\) leaves gradients on",
     "F.multi_margin_loss(model(x), y, reduction='none')": r"private\.criterion",
-    "loss_fn(model(x), y)": r"private\.criterion",
     f"(3 * {LOSS}).backward()": "backward.. and nothing else",
     f"{LOSS} + sum(p.square().sum() for p in model.parameters())": "PerExampleLoss",
-    f"{LOSS}.mean()": "part of the step",
     f"{LOSS}.item()": r"private\.evaluate",
-    f"format({LOSS}, '.3f')": r"private\.evaluate",
     f"{LOSS} > 1": r"private\.evaluate",
-    "int((model(x).argmax(1) == y).sum())": r"private\.evaluate",
     "output, hidden = model(x)": "PerExampleLoss",
     f"torch.autograd.grad({LOSS}, list(model.parameters()))": "nothing else",
     f"{LOSS}.backward(create_graph=True)": "create_graph",
@@ -307,53 +280,24 @@ def test_no_batch_means_no_forward_and_no_plan_means_no_batch():
         private.optimizer.step()
 
 
-def test_the_result_is_there_after_the_last_step_or_a_stop():
-    private, _ = after_steps()
-    with pytest.raises(SparseDPError, match=r"step 2 of 15.*finish\(\)"):
-        _ = private.result
-    assert not private.finish().complete
-    assert private.epsilon() < private.planned_epsilon
-
-
 def test_what_is_wrapped_is_not_wrapped_again():
     private, _ = after_steps()
-    plain = DataLoader(rows(1), batch_size=20)
     inner = torch.optim.SGD(private.model.parameters(), lr=0.1)
-    given = {
-        "model": private.model.module,
-        "optimizer": inner,
-        "loader": plain,
-        "criterion": loss_fn,
-        **ASKED,
-    }
-    for name, wrapped, words in (
-        ("model", private.model, r"model\.module"),
-        ("model", private, r"model\.module"),
-        ("optimizer", private.optimizer, r"new torch\.optim"),
-        ("loader", private.loader, "DataLoader"),
-        ("criterion", private.criterion, "CrossEntropyLoss"),
-    ):
-        with pytest.raises(SparseDPError, match=rf"{name}: got .*make_private.*{words}"):
-            make_private(**{**given, name: wrapped})
+    given = [private.model.module, inner, DataLoader(rows(1), batch_size=20), loss_fn]
+    for place, name in enumerate(("model", "optimizer", "loader", "criterion")):
+        wrapped = [*given[:place], getattr(private, name), *given[place + 1 :]]
+        with pytest.raises(SparseDPError, match=rf"{name}: got .*make_private"):
+            make_private(*wrapped, **ASKED)
     with pytest.raises(SparseDPError, match=r"no_grad|private\.loader"):
         fit(private.model, rows(1), loss_fn, progress=False, **ASKED)
 
 
-OPACUS = {
-    "module": "expected model",
-    "data_loader": "expected loader",
-    "target_epsilon": "expected epsilon",
-    "target_delta": "expected delta",
-    "poisson_sampling": "always Poisson",
-    "grad_sample_mode": "engine",
-    "clipping": "flat",
-    "normalise": "none of that name",
-}
-
-
-@pytest.mark.parametrize("name", OPACUS)
-def test_the_names_of_opacus_are_translated(name):
-    with pytest.raises(TypeError, match=rf"'{name}'.*{OPACUS[name]}|{OPACUS[name]}.*'{name}'"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("module", "expected model"), ("poisson_sampling", "always Poisson"), ("normalise", "none")],
+)
+def test_the_names_of_opacus_are_translated(name, words):
+    with pytest.raises(TypeError, match=rf"'{name}'.*{words}|{words}.*'{name}'"):
         a_loop(**{name: None})
 
 

@@ -30,12 +30,9 @@ from runs import (
     weights,
 )
 from sparsedp._serialization import to_json
-from sparsedp.clipping import FlatClip
 from sparsedp.methods import get_method, list_methods
-from sparsedp.privacy import Charge, ChargeLog, ledger
-from sparsedp.privacy.mechanism import GaussianMechanism
-from sparsedp.privacy.queries import BoundedSum
-from sparsedp.randomness import PublicRandomness, SystemRandomness
+from sparsedp.privacy import ledger
+from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Event, StepReport
 from sparsedp.training import recorder
 from sparsedp.training.trainer import Trainer
@@ -151,22 +148,3 @@ def test_nothing_is_said_while_private_data_are_summed(engine, routes, messages)
     model.quiet = False
     advance(trainer, 5)
     assert messages() == before
-
-
-class Chatty(BoundedSum):
-    """A bounded sum that logs and warns."""
-
-    size, clip = 3, FlatClip(1.0)
-
-    def partial_sums(self, bound: float) -> Iterator[Tensor]:
-        logging.getLogger("sparsedp").error("62 rows for 63 samples")
-        warnings.warn("62 rows for 63 samples", UserWarning, stacklevel=1)
-        yield torch.zeros(3, dtype=torch.float64)
-
-
-def test_every_release_is_silent_and_the_log_works_again_afterwards(messages):
-    query = Chatty()
-    GaussianMechanism(ChargeLog(), SystemRandomness()).release(query, Charge("train", 0, 1.0, 1.0))
-    assert messages() == []
-    list(query.partial_sums(1.0))
-    assert messages() == ["62 rows for 63 samples"] * 2

@@ -346,14 +346,11 @@ def test_public_scores_cost_nothing_and_the_record_names_them(tmp_path):
     ("scores", "message"),
     [
         ({}, "expected a mapping"),
-        (["bias"], "expected a mapping"),
-        ({0: 1.0}, "expected a mapping"),
         ({"head": 1j}, "complex"),
         ({"0.weight": torch.zeros(5)}, "got shape"),
         ({"no.such": 1.0}, "fits none"),
         ({"head": float("nan")}, "NaN"),
         ({"head": False}, "nothing would be trained"),
-        ({"head": "much"}, "expected numbers"),
     ],
 )
 def test_public_scores_without_meaning_are_refused(scores, message):

@@ -95,19 +95,10 @@ def test_trainer_neither_moves_nor_follows_the_global_generators(seed, workers):
 
 def test_trainer_tells_callbacks_every_step_and_epoch_in_order_and_the_end():
     heard, events = {"step": [], "epoch": [], "end": []}, []
-
-    class Hears(Callback):
-        def on_step(self, report):
-            heard["step"].append(report)
-
-        def on_epoch(self, metrics):
-            heard["epoch"].append(metrics)
-
-        def on_end(self, result):
-            heard["end"].append(result)
-
+    hears = Callback()
+    hears.on_step, hears.on_epoch, hears.on_end = (told.append for told in heard.values())
     evaluate = lambda model: {"loss": float("inf"), "fine": 1}  # noqa: E731
-    trainer = advance(a_trainer(callbacks=[Hears(), events.append, Callback()], evaluate=evaluate))
+    trainer = advance(a_trainer(callbacks=[hears, events.append, Callback()], evaluate=evaluate))
     result = trainer.finish()
     assert trainer.finish() is result
     assert result.metrics == {"loss": None, "fine": 1.0}

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from sparsedp.errors import PrivacyError
@@ -94,29 +94,22 @@ def range_of(length: int) -> Dataset[Any]:
 
 
 MIXING: dict[str, Callable[[], Dataset[Any]]] = {
-    "mixup of tensors": lambda: Items(lambda d, i: d.x[i] + d.x[random.randrange(N)]),
     "mixup by super": lambda: Mixup(X, Y),
     "mixup through itself": lambda: Items(lambda d, i: (d.x[i], d[(i * 7 + 3) % N]) if i % 2 == 0 else d.x[i]),
     "a random negative, array": lambda: Items(lambda d, i: (d.array[i], d.array[np.random.randint(N)])),  # noqa: NPY002
     "a random label, list": lambda: Items(lambda d, i: (d.x[i], random.choice(d.labels))),
     "the label of the next": lambda: Items(lambda d, i: (d.x[i], d.y[(i + 1) % N])),
     "a nearest neighbour, tensor": lambda: Items(lambda d, i: (d.x[i], nearest(d.x[i], d.x))),
-    "a nearest neighbour, array": lambda: Items(lambda d, i: np.abs(d.array - d.array[i]).sum(1).argsort()[1]),
     "the mean of an array": lambda: Items(lambda d, i: d.array[i] - d.array.mean(0)),
-    "the mean by a function": lambda: Items(lambda d, i: d.array[i] - np.mean(d.array, axis=0)),
     "the mean of a tensor": lambda: Items(lambda d, i: d.x[i] - d.x.mean(0)),
     "a tensor that shares an array's memory": lambda: Items(lambda d, i: torch.from_numpy(d.array)[[i, (i + 1) % N]]),
     "an array turned into a tensor": lambda: Items(lambda d, i: torch.tensor(d.array).mean(0)),
-    "neighbours in time": lambda: Items(lambda d, i: d.array[max(0, i - 1) : i + 1]),
     "same class": lambda: Items(lambda d, i: random.choice([j for j, y in enumerate(d.labels) if y == d.labels[i]])),
     "a mask": lambda: Items(lambda d, i: d.x[d.y == d.y[i]][0]),
-    "tuples": lambda: Items(lambda d, i: (d.pairs[i], d.pairs[N - 1 - i])),
     "columns in a dict": lambda: Items(lambda d, i: (d.columns["x"][i], d.columns["y"][i - 1])),
     "a dict by index": lambda: Items(lambda d, i: (d.by_index[i], d.by_index.get((i + 5) % N))),
     "an object that holds them": lambda: Items(lambda d, i: (d.store.y[i], d.store.y[i - 1]), store=Store()),
-    "a tensor in an object": lambda: Items(lambda d, i: d.store.x[i] - d.store.x.mean(0), store=Store()),
     "a wrapper with a random other": lambda: Around(TensorDataset(X, Y), lambda b, i: (b[i], b[random.randrange(N)])),
-    "a wrapper with the next": lambda: Around(SOME, lambda b, i: b[(i + 1) % 150][0] + b[i][0]),
     "a wrapper with the first": lambda: Around(ConcatDataset([SOME, SOME]), lambda b, i: (b[i], b[0])),
     "a wrapper that reads beside": lambda: Around(SOME, lambda b, i: (b[i], b.dataset.tensors[0].mean(0))),
     "one of many rows, which only a second look tells": lambda: Items(
@@ -131,7 +124,6 @@ SOUND: dict[str, Callable[[], Dataset[Any]]] = {
     "tensors": lambda: Items(lambda d, i: (d.x[i], d.y[i])),
     "negative zero": lambda: Items(lambda d, i: (d.x[i - N], d.y[i : i + 1], d.array[i, 2:4])),
     "an array, a list and a tuple": lambda: Items(lambda d, i: (d.array[i], d.labels[i], d.pairs[i])),
-    "an array turned into a tensor row": lambda: Items(lambda d, i: torch.from_numpy(d.array[i])),
     "a tensor that shares memory, own row": lambda: Items(lambda d, i: torch.from_numpy(d.array)[i]),
     "columns in a dict": lambda: Items(lambda d, i: (d.columns["x"][i], d.columns["y"][i])),
     "a dict by index": lambda: Items(lambda d, i: d.by_index[i]),
@@ -141,11 +133,8 @@ SOUND: dict[str, Callable[[], Dataset[Any]]] = {
     "offsets": lambda: Items(lambda d, i: d.stream[d.offsets[i] : d.offsets[i + 1]]),
     "augmentation": lambda: Items(lambda d, i: (d.x[i] + torch.randn(5), random.random())),
     "a transform": lambda: Items(lambda d, i: d.transform(d.x[i]), transform=torch.nn.LayerNorm(5)),
-    "a subset": lambda: Subset(TensorDataset(X, Y), list(range(100, 50, -1))),
-    "a permuted subset": lambda: Subset(TensorDataset(X, Y), torch.randperm(N).tolist()),
     "a subset of a subset": lambda: Subset(Subset(TensorDataset(X, Y), range(20, 180)), range(10, 90)),
     "two data sets in a row": lambda: ConcatDataset([TensorDataset(X), TensorDataset(X + 1)]),
-    "two data sets side by side": lambda: StackDataset(TensorDataset(X), TensorDataset(Y)),
     "a wrapper with augmentation": lambda: Around(SOME, lambda b, i: (b[i][0] + torch.randn(5), b[i][1])),
     "a wrapper that reads beside": lambda: Around(TensorDataset(X, Y), lambda b, i: (b[i], b.tensors[1][i])),
     "rows of a group": lambda: Items(lambda d, i: [d.groups[j] for j in range(5 * i, 5 * i + 5)], groups=GROUPS),
@@ -182,24 +171,11 @@ def test_rows_of_the_same_person_are_welcome() -> None:
     validate_items(positive, PEOPLE)
     with pytest.raises(PrivacyError, match="other row"):
         validate_items(positive)
-    inner = Around(TensorDataset(X, Y), lambda b, i: (b[i], b[4 * (i // 4) + random.randrange(4)]))
-    validate_items(inner, torch.as_tensor(PEOPLE))
-    with pytest.raises(PrivacyError, match="other row"):
-        validate_items(inner)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda d, i: (d.x[i], d.y[(i + 1) % N]), "Items.y was read at one other row,"),
-        (lambda d, i: d.array[i] - d.array.mean(0), "Items.array was read at all other rows,"),
-        (lambda d, i: d.array[max(0, i - 2) : i + 3], "Items.array was read at several other rows,"),
-    ],
-)
-def test_the_refusal_names_the_attribute_and_no_row(make: Any, words: str) -> None:
-    with pytest.raises(PrivacyError) as refused:
-        validate_items(Items(make))
-    assert words in str(refused.value)
+def test_the_refusal_names_the_attribute_and_no_row() -> None:
+    with pytest.raises(PrivacyError, match=r"Items\.array was read at several other rows,") as refused:
+        validate_items(Items(lambda d, i: d.array[max(0, i - 2) : i + 3]))
     assert not any(character.isdigit() for character in str(refused.value))
 
 
@@ -237,9 +213,7 @@ FRAME = pd.DataFrame({"a": X[:, 0].numpy(), "y": Y.numpy()}, index=[f"id {i}" fo
     [
         lambda d, i: d.frame.iloc[i].to_numpy(),
         lambda d, i: (d.frame.a.iloc[i], d.frame["y"].iloc[i], len(d.frame), d.frame.shape),
-        lambda d, i: d.frame.loc[f"id {i}", "a"],
         lambda d, i: d.frame.at[f"id {i}", "a"] + d.frame.iat[i, 1],
-        lambda d, i: d.frame.values[i],
         lambda d, i: d.frame[["a", "y"]].iloc[i],
     ],
 )
@@ -252,8 +226,6 @@ def test_own_rows_of_a_frame_are_read(make: Any, caplog: pytest.LogCaptureFixtur
     [
         lambda d, i: (d.frame.iloc[i], d.frame.iloc[i - 1]),
         lambda d, i: d.frame.sample(1),
-        lambda d, i: d.frame["a"].mean(),
-        lambda d, i: d.frame.loc[f"id {(i + 1) % N}"],
         lambda d, i: d.frame[d.frame.y == 1].iloc[0],
         lambda d, i: d.frame.values.mean(0),
     ],
