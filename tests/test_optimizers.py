@@ -326,17 +326,6 @@ def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: 
     assert all(map(torch.equal, bits(model), bits(copied)))
 
 
-def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest() -> None:
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters())
-    applier = SupportOptimizer(model, LAYOUT, optimizer, coasts=False)
-    support = random_support(11, seed=1)
-    applier.apply(release(Support.full(D), gradients(1)[0]))
-    applier.apply(release(support, gradients(1)[0], 1))
-    kept = [v for state in optimizer.state.values() for name, v in state.items() if name != "step"]
-    assert sum(value.numel() for value in kept) == 2 * support.size
-
-
 def test_weight_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:
     model = nn.Linear(2, 1, bias=False)
     average = WeightAverage(model, ParameterLayout.of(model), decay=0.5)

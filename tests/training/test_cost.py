@@ -53,20 +53,15 @@ def some_rows(rows: int) -> Tensor:
     return torch.arange(ACTIVE_ROWS) * 7 % min(rows, 10_000)
 
 
-def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[Release]:
-    """Everything a training step does, with one batch for every size of table, on so many supports in turn."""
+def steps(rows: int, optimizer: str, geometry: str) -> Iterator[Release]:
+    """Everything a training step does, with one batch for every size of table."""
     torch.manual_seed(0)
     model = Words(rows)
     engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
     second, head = engine.layout.slots[1].offset, engine.layout.slots[2].offset
-
-    def support_of(chosen: Tensor) -> Support:
-        within = (chosen.unsqueeze(1) * WIDTH + torch.arange(WIDTH)).reshape(-1)
-        return Support(torch.cat([within, second + within, torch.arange(head, d)]), d)
-
-    supports = [support_of(some_rows(rows) + 3 * turn) for turn in range(turns)]
-    support = supports[0]
+    within = (some_rows(rows).unsqueeze(1) * WIDTH + torch.arange(WIDTH)).reshape(-1)
+    support = Support(torch.cat([within, second + within, torch.arange(head, d)]), d)
     mover = SupportOptimizer(
         model, engine.layout, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), coasts=False
     )
@@ -83,7 +78,6 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
     batch = MicroBatch((ids, torch.randint(0, 2, (64,), generator=generator)))
     ledger, randomness, number = ChargeLog(), SeededRandomness(0), 0
     while True:
-        support = supports[number % turns]
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
         with guard.untouched(last_of_epoch=False):
             released = GaussianMechanism(ledger, randomness).release(
@@ -128,17 +122,3 @@ def test_no_operator_of_a_step_sees_d_elements_but_to_index_the_table(optimizer,
     assert sizes.operators <= BY_INDEX
     assert "embedding" in sizes.operators  # the recorder records
     assert sizes.largest <= 3 * max(k, 64 * 12 * WIDTH)
-
-
-@pytest.mark.parametrize("turns", [2, 3], ids=["seen-before", "never-seen"])
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_a_support_that_changes_in_every_step_takes_one_number_a_row_and_never_d(optimizer, turns):
-    """As `adafest` does: a lookup from row to place is made anew; values, noise, state and average cost k."""
-    rows = 60_000
-    step = steps(rows, optimizer, "identity", turns)
-    k = next(step).support.size
-    next(step)
-    with Sizes(limit=2 * rows) as sizes:  # two tables of WIDTH times as many
-        next(step)
-    assert sizes.operators <= BY_INDEX
-    assert sizes.largest <= max(3 * k, 64 * 12 * WIDTH * 3, rows + 1)

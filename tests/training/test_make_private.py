@@ -141,15 +141,6 @@ def test_modes_stay_as_they_were_set(mode):
     assert {module.training for module in [private.model, *private.model.module.modules()]} == {mode}
 
 
-def test_the_model_inside_shows_through():
-    model, _, loader, _ = a_loop()
-    assert model.state_dict().keys() == network().state_dict().keys()
-    model.load_state_dict(network(3).state_dict())
-    assert torch.equal(weights(model.module), weights(network(3)))
-    assert model.append == model.module.append
-    assert (len(loader.dataset), len(loader), loader.batch_size) == (60, 3, 20)
-
-
 def test_what_the_loop_sees_does_not_depend_on_the_weights():
     one, other = a_loop(), a_loop(network(5))
     for (x, y), (x2, y2) in zip(one.loader, other.loader, strict=True):
