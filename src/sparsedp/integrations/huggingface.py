@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,16 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         check_supported(self)
         assert self.model is not None
         self.model.train()
-        optimizer = self._create_own_optimizer()
+        if self.optimizer is None:
+            args = self.args
+            self.optimizer = torch.optim.AdamW(
+                [p for p in self.model.parameters() if p.requires_grad],
+                lr=args.learning_rate,
+                weight_decay=args.weight_decay,
+                betas=(args.adam_beta1, args.adam_beta2),
+                eps=args.adam_epsilon,
+            )
+        optimizer: Optimizer = self.optimizer
         rates = [group["lr"] for group in optimizer.param_groups]
         private = self._make_private(optimizer, resume)
         schedule = self._create_schedule(optimizer, rates, private)
@@ -156,20 +165,6 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             )
         return bool(given)
 
-    def _create_own_optimizer(self) -> Optimizer:
-        """The one that was given, or AdamW as `TrainingArguments` say."""
-        args = self.args
-        if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(
-                [p for p in self.model.parameters() if p.requires_grad],
-                lr=args.learning_rate,
-                weight_decay=args.weight_decay,
-                betas=(args.adam_beta1, args.adam_beta2),
-                eps=args.adam_epsilon,
-            )
-        optimizer: Optimizer = self.optimizer
-        return optimizer
-
     def _create_schedule(
         self, optimizer: Optimizer, rates: list[float], private: PrivateTraining
     ) -> LRScheduler:
@@ -197,9 +192,11 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
 
     def _make_private(self, optimizer: Optimizer, resume: bool) -> PrivateTraining:
         args, asked = self.args, self.privacy
-        collator = self.data_collator
+        dataset, collator = self.train_dataset, self.data_collator
+        if type(dataset).__module__.startswith("datasets."):
+            dataset = self._remove_unused_columns(dataset, description="training")
         loader: DataLoader[Any] = DataLoader(
-            self._trained_columns(),
+            dataset,
             batch_size=self._batch_size,
             shuffle=True,
             num_workers=args.dataloader_num_workers,
@@ -220,13 +217,6 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             progress=not args.disable_tqdm,
             **others,
         )
-
-    def _trained_columns(self) -> Any:
-        """The data set without the columns that the model's forward does not take, as transformers has it."""
-        dataset = self.train_dataset
-        if not type(dataset).__module__.startswith("datasets."):
-            return dataset
-        return self._remove_unused_columns(dataset, description="training")
 
     def _begin(self, private: PrivateTraining, schedule: LRScheduler) -> None:
         handler, args = self.callback_handler, self.args
@@ -291,12 +281,11 @@ def _epochs_done(step: int, ends: tuple[int, ...]) -> float:
     return len(ends) * step / ends[-1]
 
 
-Treatment = Literal["heeded", "no matter"] | tuple[tuple[object, ...], str]
-"""Of a setting: heeded; without a bearing on a run like this; or the values that a run heeds, and what to do else."""
-
 _IN_THE_MODEL = "give the model in that dtype, or put torch.autocast into its forward"
 _ONE_PROCESS = "a private run of several processes is torchrun with sparsedp.fit"
 _GIVE_OPTIMIZER = "give the optimizer itself: optimizers=(optimizer, None)"
+_GIVE_LOSS = "call sparsedp.fit with PerExampleLoss(lambda model, batch: ...)"
+_NO_HOOKS = "its hooks would see all examples at once; bound memory by max_physical_batch"
 
 _HEEDED = (
     "output_dir per_device_train_batch_size num_train_epochs learning_rate lr_scheduler_type "
@@ -324,10 +313,9 @@ _NO_MATTER = (
 )
 """Settings without a bearing on private training: of evaluation, logs and saving, which transformers does itself."""
 
-SETTINGS: Mapping[str, Treatment] = MappingProxyType(
+SETTINGS: Mapping[str, tuple[tuple[object, ...], str] | None] = MappingProxyType(
     {
-        **dict.fromkeys(_HEEDED.split(), "heeded"),
-        **dict.fromkeys(_NO_MATTER.split(), "no matter"),
+        **dict.fromkeys((*_HEEDED.split(), *_NO_MATTER.split())),
         "max_steps": ((-1,), "set num_train_epochs, which the plan is made for"),
         "label_smoothing_factor": ((0.0,), "call sparsedp.fit with a PerExampleLoss that smooths labels"),
         "bf16": ((False,), _IN_THE_MODEL),
@@ -336,19 +324,10 @@ SETTINGS: Mapping[str, Treatment] = MappingProxyType(
         "optim_args": ((None,), _GIVE_OPTIMIZER),
         "optim_target_modules": ((None,), _GIVE_OPTIMIZER),
         "neftune_noise_alpha": ((None,), "draw the noise in the model's forward"),
-        "load_best_model_at_end": (
-            (False,),
-            "weights are averaged instead by PrivacyArguments(ema_decay=...)",
-        ),
+        "load_best_model_at_end": ((False,), "average weights: PrivacyArguments(ema_decay=...)"),
         "push_to_hub": ((False,), "push what is there in the end: trainer.push_to_hub()"),
-        "gradient_checkpointing": (
-            (None, False),
-            "its hooks would see all examples at once; bound memory by max_physical_batch",
-        ),
-        "activation_checkpointing": (
-            (None, False),
-            "its hooks would see all examples at once; bound memory by max_physical_batch",
-        ),
+        "gradient_checkpointing": ((None, False), _NO_HOOKS),
+        "activation_checkpointing": ((None, False), _NO_HOOKS),
         "torch_compile": ((False,), "the model runs as written"),
         "use_liger_kernel": ((False,), "its kernels have backward code of their own"),
         "auto_find_batch_size": ((False,), "the batch size is planned; bound memory by max_physical_batch"),
@@ -362,24 +341,24 @@ SETTINGS: Mapping[str, Treatment] = MappingProxyType(
         "parallelism_config": ((None,), _ONE_PROCESS),
         "debug": (("", []), "leave it at its default"),
         "resume_from_checkpoint": ((None,), "call train(resume_from_checkpoint=True)"),
-        "enable_jit_checkpoint": (
-            (False,),
-            "a run directory is checkpointed at epoch ends and once a minute",
-        ),
+        "enable_jit_checkpoint": ((False,), "a run directory is checkpointed once a minute"),
     }
 )
-"""Every field of `TrainingArguments`. A field that is not here must have its default."""
+"""Every field of `TrainingArguments`: None, or the values that are heeded and what to do else.
+
+A field that is not here must have its default.
+"""
 
 ATTRIBUTES = {
-    "compute_loss_func": "call sparsedp.fit with PerExampleLoss(lambda model, batch: ...)",
+    "compute_loss_func": _GIVE_LOSS,
     "lr_scheduler": "give lr_scheduler_type and warmup_steps in TrainingArguments, and optimizers=(optimizer, None)",
     "optimizer_cls_and_kwargs": _GIVE_OPTIMIZER,
 }
 """What may be given to the Trainer besides."""
 
 METHODS = {
-    "compute_loss": "call sparsedp.fit with PerExampleLoss(lambda model, batch: ...)",
-    "training_step": "call sparsedp.fit with PerExampleLoss(lambda model, batch: ...)",
+    "compute_loss": _GIVE_LOSS,
+    "training_step": _GIVE_LOSS,
     "get_train_dataloader": "batches are drawn at random: change train_dataset or data_collator",
     "create_optimizer": _GIVE_OPTIMIZER,
     "create_scheduler": "give lr_scheduler_type and warmup_steps in TrainingArguments",
@@ -388,24 +367,20 @@ METHODS = {
 
 
 def check_supported(trainer: HubTrainer) -> None:
-    """Refuse settings that a private run would pass over in silence.
-
-    Raises:
-        SparseDPError: there are some, and what to do instead.
-    """
-    found = [*_unsupported_settings(trainer.args), *_unsupported_parts(trainer)]
-    if found:
+    """Refuse settings that a private run would pass over in silence."""
+    if found := list(_unsupported(trainer)):
         raise SparseDPError(f"SparseDPTrainer does not heed {'. '.join(found)}")
 
 
-def _unsupported_settings(args: Any) -> Iterator[str]:
+def _unsupported(trainer: HubTrainer) -> Iterator[str]:
+    args = trainer.args
     for setting in fields(args):
         if not setting.init:
             continue
         treatment = SETTINGS.get(setting.name, ((setting.default,), "leave it at its default"))
         value = getattr(args, setting.name)
         value = getattr(value, "value", value)
-        if isinstance(treatment, tuple) and value not in treatment[0]:
+        if treatment is not None and value not in treatment[0]:
             yield f"{setting.name}={value!r}: {treatment[1]}"
     if args.lr_scheduler_type == "reduce_lr_on_plateau":
         yield "lr_scheduler_type='reduce_lr_on_plateau': give a schedule that follows the steps"
@@ -414,9 +389,6 @@ def _unsupported_settings(args: Any) -> Iterator[str]:
         yield f"part of an epoch (num_train_epochs={epochs}): give a whole number of epochs"
     if args.max_grad_norm is None or args.max_grad_norm <= 0:
         yield f"max_grad_norm={args.max_grad_norm!r}: give a positive number, the clip norm of each unit"
-
-
-def _unsupported_parts(trainer: HubTrainer) -> Iterator[str]:
     for name, remedy in ATTRIBUTES.items():
         if getattr(trainer, name, None) is not None:
             yield f"{name}: {remedy}"
@@ -426,17 +398,12 @@ def _unsupported_parts(trainer: HubTrainer) -> Iterator[str]:
 
 
 def loss_of_head(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss that the model's own head gives, of its kind: next token, classes, several labels, regression, spans.
-
-    Raises:
-        ModelError: the model gives none.
-    """
+    """The loss that the model's own head gives: next token, classes, several labels, regression, spans."""
     loss = getattr(model(**batch), "loss", None)
     if not isinstance(loss, Tensor):
         raise ModelError(
             f"the model gave no loss for a batch with {sorted(batch)}; expected a model with a head, and its labels "
-            "among them, from the data set or the collator. For another loss call sparsedp.fit with "
-            "PerExampleLoss(lambda model, batch: ...)"
+            f"among them, from the data set or the collator. For another loss {_GIVE_LOSS}"
         )
     return loss
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,15 +15,34 @@ from torch.utils.data import DataLoader
 from sparsedp.batch import Batch, PerExampleLoss
 from sparsedp.errors import SparseDPError
 from sparsedp.integrations._per_example import check_mean, one_by_one
-from sparsedp.private_training import PrivateTraining, make_private
+from sparsedp.private_training import make_private
 from sparsedp.results import Result
 
 logger = logging.getLogger("sparsedp")
+_TOLD: set[type] = set()
+"""Modules whose users were told that logs are dropped."""
 
-_IN_THE_MODEL = (
-    "the step is taken in the module's own dtype; give it in that dtype, or put autocast into its forward"
-)
-_TAKEN = ("criterion", "loader", "model", "optimizer")
+
+@contextmanager
+def _replaced(module: Any, **values: Any) -> Iterator[None]:
+    """Give a module attributes of its own for a while."""
+    for name, value in values.items():
+        object.__setattr__(module, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            object.__delattr__(module, name)
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    """A hook or step of the user's module, which logs through the module that the trainer knows."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _replaced(self.module, log=self.log, log_dict=self.log_dict):
+            return getattr(self.module, name)(*args, **kwargs)
+
+    return call
 
 
 class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
@@ -32,6 +51,9 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
     Your `training_step` is called by the engine, one example at a time, and gives the loss of that example.
     `configure_optimizers`, `validation_step`, `test_step`, `predict_step` and the hooks around validation are yours
     as they stand.
+
+    Attributes:
+        private: the run: `epsilon()`, `plan`, `history`.
 
     Args:
         module: trained in place.
@@ -63,9 +85,8 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
                 f"module: got {type(module).__name__}, expected a LightningModule with training_step and "
                 "configure_optimizers; for a plain module use make_private"
             )
-        for name in _TAKEN:
-            if name in privacy:
-                raise SparseDPError(f"{name}: it comes from the module or the datamodule; leave it out")
+        for name in {"criterion", "loader", "model", "optimizer"} & set(privacy):
+            raise SparseDPError(f"{name}: it comes from the module or the datamodule; leave it out")
         if (train_dataloader is None) == (datamodule is None):
             raise SparseDPError("give either train_dataloader or datamodule")
         if datamodule is not None:
@@ -77,19 +98,14 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         optimizer, self._scheduler, self._interval = _configured(module.configure_optimizers())
         if isinstance(train_dataloader, DataLoader):
             check_mean(module, _loss_of_training_step, train_dataloader, "training_step")
-        self._run = make_private(
+        self.private = make_private(
             module, optimizer, train_dataloader, PerExampleLoss(one_by_one(_loss_of_training_step)), **privacy
         )
 
     @property
-    def private(self) -> PrivateTraining:
-        """The run: `epsilon()`, `plan`, `history`."""
-        return self._run
-
-    @property
     def result(self) -> Result:
         """What the run gave, once it is finished."""
-        return self._run.result
+        return self.private.result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output of your module."""
@@ -105,12 +121,10 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     def on_fit_start(self) -> None:
         """Refuse settings of the trainer that a private run would pass over in silence."""
-        trainer, epochs = self.trainer, len(self._run.plan.epoch_ends())
+        trainer, epochs = self.trainer, len(self.private.plan.epoch_ends())
         found = []
         if trainer.max_epochs != epochs:
-            found.append(
-                f"max_epochs={trainer.max_epochs}: the plan has {epochs} epochs; give the same to both"
-            )
+            found.append(f"max_epochs={trainer.max_epochs}: the plan has {epochs} epochs; give both the same")
         if trainer.max_steps not in (-1, None):
             found.append(f"max_steps={trainer.max_steps}: the plan is made for whole epochs")
         if trainer.accumulate_grad_batches != 1:
@@ -122,18 +136,19 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         if trainer.overfit_batches or trainer.limit_train_batches not in (None, 1.0):
             found.append("overfit_batches, limit_train_batches: every planned batch is taken once")
         if trainer.precision != "32-true":
-            found.append(f"precision={trainer.precision}: {_IN_THE_MODEL}")
+            found.append(
+                f"precision={trainer.precision}: give the module in that dtype, or put autocast into its forward"
+            )
         if trainer.ckpt_path is not None:
             found.append("ckpt_path: checkpoints hold no ledger; give PrivateModule run_dir and resume=True")
         if found:
             raise SparseDPError(f"PrivateModule does not heed {'. '.join(found)}")
-        epochs_done = trainer.fit_loop.epoch_progress.current
-        epochs_done.ready = epochs_done.started = epochs_done.processed = self._run.loader.epoch
-        epochs_done.completed = self._run.loader.epoch
+        done = trainer.fit_loop.epoch_progress.current
+        done.ready = done.started = done.processed = done.completed = self.private.loader.epoch
 
     def train_dataloader(self) -> Any:
         """Private batches, an epoch at a time."""
-        return self._run.loader
+        return self.private.loader
 
     def val_dataloader(self) -> Any:
         """That of the datamodule, or of your module."""
@@ -149,7 +164,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One private step."""
-        run, steps = self._run, self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        run, steps = self.private, self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         steps.increment_ready()
         run.optimizer.zero_grad()
         run.criterion(run.model, batch).backward()
@@ -162,44 +177,27 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         """Move a schedule by epochs and log epsilon; then your own hook."""
         if self._interval == "epoch" and self._scheduler is not None:
             self._scheduler.step()
-        self.log("epsilon", self._run.epsilon(), prog_bar=True, batch_size=1)
-        with self._logging():
-            self.module.on_train_epoch_end()
+        self.log("epsilon", self.private.epsilon(), prog_bar=True, batch_size=1)
+        _passed_on("on_train_epoch_end")(self)
 
-    def on_validation_epoch_start(self) -> None:
-        """Your hook."""
-        with self._logging():
-            self.module.on_validation_epoch_start()
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Your step, on held-out data."""
-        with self._logging():
-            return self.module.validation_step(*args, **kwargs)
-
-    def on_validation_epoch_end(self) -> None:
-        """Your hook."""
-        with self._logging():
-            self.module.on_validation_epoch_end()
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Your step, on held-out data."""
-        with self._logging():
-            return self.module.test_step(*args, **kwargs)
+    on_validation_epoch_start = _passed_on("on_validation_epoch_start")
+    validation_step = _passed_on("validation_step")
+    on_validation_epoch_end = _passed_on("on_validation_epoch_end")
+    test_step = _passed_on("test_step")
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Your step."""
         return self.module.predict_step(*args, **kwargs)
 
-    @contextmanager
-    def _logging(self) -> Iterator[None]:
-        """Let your module log through this one, which the trainer knows."""
-        with _replaced(self.module, log=self.log, log_dict=self.log_dict):
-            yield
-
 
 def _loss_of_training_step(module: Any, batch: Batch) -> Tensor:
     def drop(*_: Any, **__: Any) -> None:
-        _say_once(type(module).__name__)
+        if type(module) not in _TOLD:
+            _TOLD.add(type(module))
+            logger.info(
+                "what %s.training_step logs is dropped: it is a number of private examples; validation_step may log",
+                type(module).__name__,
+            )
 
     with _replaced(module, log=drop, log_dict=drop):
         found = module.training_step(batch, 0)
@@ -210,30 +208,6 @@ def _loss_of_training_step(module: Any, batch: Batch) -> Tensor:
             'mapping with it under "loss"'
         )
     return loss
-
-
-_SAID: set[str] = set()
-
-
-def _say_once(name: str) -> None:
-    if name not in _SAID:
-        _SAID.add(name)
-        logger.info(
-            "what %s.training_step logs is dropped: it is a number of private examples; validation_step may log",
-            name,
-        )
-
-
-@contextmanager
-def _replaced(module: Any, **values: Any) -> Iterator[None]:
-    """Give a module attributes of its own for a while."""
-    for name, value in values.items():
-        object.__setattr__(module, name, value)
-    try:
-        yield
-    finally:
-        for name in values:
-            object.__delattr__(module, name)
 
 
 def _configured(found: Any) -> tuple[Optimizer, Any, str]:
