@@ -92,8 +92,7 @@ class Loop:
 
     def loss(self, first: Any, second: Any) -> PrivateLoss:
         """A stand-in for the loss of the batch that is out, once it is known to be that."""
-        if self._batch is None:
-            raise self._none_out("private.criterion")
+        batch = self._out("private.criterion")
         self._check_unchanged()
         if isinstance(self.criterion, PerExampleLoss):
             if not isinstance(first, nn.Module) or not _same_objects(second, self._rows):
@@ -101,7 +100,7 @@ class Loop:
                     "private.criterion: the loss is a PerExampleLoss; expected private.criterion(private.model, "
                     "batch) with the batch as the loader gave it"
                 )
-        elif not isinstance(first, PrivateOutput) or first._batch is not self._batch:
+        elif not isinstance(first, PrivateOutput) or first._batch is not batch:
             raise SparseDPError(
                 f"private.criterion: got {type(first).__name__}, expected the output of private.model(x) on the "
                 "batch that the loader has just given"
@@ -117,8 +116,7 @@ class Loop:
 
     def backward(self) -> None:
         """Note that the loop asks for the gradient, and put placeholders where it would be."""
-        if self._batch is None:
-            raise self._none_out("loss.backward()")
+        self._out("loss.backward()")
         if self._next == "step":
             raise SparseDPError(
                 "backward was called twice for one batch; every batch counts once in the guarantee"
@@ -139,11 +137,9 @@ class Loop:
         self.model.zero_grad()
 
     def step(self) -> StepReport:
-        batch = self._batch
         if self._failed:
             raise SparseDPError("optimizer.step: the last step failed; resume the run from its checkpoint")
-        if batch is None:
-            raise self._none_out("optimizer.step()")
+        batch = self._out("optimizer.step()")
         if self._next != "step":
             raise self._unfinished("optimizer.step() was called")
         self._check_unchanged()
@@ -201,17 +197,19 @@ class Loop:
                 "one"
             )
 
+    def _out(self, what: str) -> LogicalBatch:
+        if self._batch is None:
+            raise SparseDPError(
+                f"{what}: no batch is out; take batches from private.loader, and step each of them once"
+            )
+        return self._batch
+
     def _unfinished(self, what: str) -> SparseDPError:
         missing = {"forward": "forward pass", "backward": "backward", "step": "step"}[self._next]
         return SparseDPError(
             f"{what} before the {missing} of the batch that is out; every batch of the loader is passed forward, "
             "backward and stepped, once each. Batches are not accumulated: give the loader the batch size that a "
             "step is to have, and bound memory by max_physical_batch"
-        )
-
-    def _none_out(self, what: str) -> SparseDPError:
-        return SparseDPError(
-            f"{what}: no batch is out; take batches from private.loader, and step each of them once"
         )
 
     def _check_parameters(self) -> None:
@@ -261,9 +259,6 @@ class PrivateCriterion:
         if not private and not torch.is_grad_enabled() and not isinstance(loop.criterion, PerExampleLoss):
             return loop.criterion(output, targets)
         return loop.loss(output, targets)
-
-    def __repr__(self) -> str:
-        return f"PrivateCriterion({self.__loop.criterion!r})"
 
 
 @final
@@ -378,9 +373,6 @@ class PrivateOptimizer(Optimizer):
                 "give make_private max_grad_norm, noise_multiplier, epsilon and the like before training"
             )
         super().__setattr__(name, value)
-
-    def __repr__(self) -> str:
-        return f"Private{self._inner!r}"
 
 
 @final

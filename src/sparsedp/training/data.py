@@ -71,7 +71,13 @@ def given_data(given: object, name: str) -> GivenData:
             "or list(it) if it fits in memory"
         )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
-        return GivenData(_pair(given[0], given[1], name), tuple(given))
+        tensors = [_tensor(part) for part in given]
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if not (shapes[0] and shapes[1]) or shapes[0][0] != shapes[1][0]:
+            raise DataError(
+                f"{name}: got arrays of shapes {shapes[0]} and {shapes[1]}, expected as many targets as rows"
+            )
+        return GivenData(TensorDataset(*tensors), tuple(given))
     arrays = _is_array(given) or (isinstance(given, tuple) and any(_is_array(part) for part in given))
     if arrays or not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
         raise DataError(
@@ -141,16 +147,6 @@ def loading_of(data: DataConfig, given: GivenData, unit_ids: Any) -> DataConfig:
 
 def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
-
-
-def _pair(features: Any, targets: Any, name: str) -> TensorDataset:
-    rows, wanted = _tensor(features), _tensor(targets)
-    if rows.dim() == 0 or wanted.dim() == 0 or len(rows) != len(wanted):
-        raise DataError(
-            f"{name}: got arrays of shapes {tuple(rows.shape)} and {tuple(wanted.shape)}, expected as many targets "
-            "as rows"
-        )
-    return TensorDataset(rows, wanted)
 
 
 def _tensor(value: Any) -> Tensor:
@@ -318,13 +314,11 @@ def _run(body: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
-    """Compare the features of made-up rows, together and one by one."""
     made = made_up(like, 8)
     together = _run(body, made)
-    alone = torch.cat([_run(body, made[i : i + 1]) for i in range(len(made))])
-    again = _run(body, made.flip(0)).flip(0)
+    alone = torch.cat([_run(body, row[None]) for row in made])
     room = FEATURE_TOLERANCE * float(together.abs().max()) if together.numel() else 0.0
-    for other in (alone, again):
+    for other in (alone, _run(body, made.flip(0)).flip(0)):
         if not torch.allclose(together, other, rtol=0.0, atol=room, equal_nan=True):
             raise ModelError(
                 "extract_features: the body makes something else of a row when other rows are in the batch or came "
