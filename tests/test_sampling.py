@@ -212,7 +212,7 @@ def test_whole_units_come_with_all_their_rows_in_cuts_that_know_no_units_size():
         ({"size": 5, "rate": 0.0}, "sampling_rate"),
         ({"size": 5, "rate": float("nan")}, "sampling_rate"),
         ({"size": 5, "rate": 0.5, "unit_ids": [0, 1]}, "one id for each of 5 rows"),
-        ({"size": 2, "rate": 0.5, "unit_ids": [0.0, float("nan")]}, "NaN"),
+        ({"size": 2, "rate": 0.5, "unit_ids": [0.0, float("nan")]}, "missing"),
         ({"size": 5, "rate": 0.5, "rows_per_unit": 0}, "rows_per_unit"),
         ({"size": 5, "rate": 0.5, "rows_per_unit": 2}, "each row is a unit"),
         ({"size": 5, "rate": 0.5, "max_physical_batch": 0}, "max_physical"),

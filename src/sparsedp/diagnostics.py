@@ -236,8 +236,8 @@ class Overlap:
 
 def overlap(first: Support, second: Support) -> Overlap:
     """Compare two supports with each other and with chance (a hypergeometric count)."""
-    shared, d = first.overlap(second), first.dimension
-    a, b = first.size, second.size
+    a, b, d = first.size, second.size, first.dimension
+    shared = a - first.without(second).size
     small = min(a, b)
     if small == 0:
         raise SparseDPError("overlap: a support is empty; compare supports with coordinates in them")
@@ -273,8 +273,8 @@ DENSE_LOOK = 5
 
 def support_per_layer(support: Support, layout: ParameterLayout) -> tuple[LayerShare, ...]:
     """How many coordinates of each parameter are active."""
-    masks = support.per_parameter(layout)
-    return tuple(LayerShare(slot.name, slot.size, int(masks[slot.name].sum())) for slot in layout)
+    places = support.split(layout)
+    return tuple(LayerShare(slot.name, slot.size, len(places[slot.name])) for slot in layout)
 
 
 DENSE_LOOK = 5

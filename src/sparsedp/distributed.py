@@ -63,11 +63,7 @@ def connect() -> None:
 
 
 def _leave() -> None:
-    """End the group before the interpreter does.
-
-    The group's threads drop the tensors of the last exchange a moment after it. If the interpreter is ending by then,
-    that aborts the process (seen in one of ten), and a launcher takes a finished run for a failed one.
-    """
+    """End the group, whose threads abort the process if they drop a tensor while the interpreter is ending."""
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()
@@ -169,21 +165,25 @@ def gather(value: T) -> list[T]:
 
 def broadcast_from_main(make: Callable[[], T]) -> T:
     """Call `make` on the main process, and give what it returns to every rank."""
-    if world_size() == 1:
-        return make()
-    value, failure = _outcome(make) if is_main_process() else (None, None)
-    sent: list[Any] = [value, _in_words(failure)]
-    _call(lambda: dist.broadcast_object_list(sent, MAIN))
-    _raise_failures([sent[1]], failure)
+    sent: list[Any] = [all_or_raise(make) if is_main_process() else all_or_raise(lambda: None)]
+    if world_size() > 1:
+        _call(lambda: dist.broadcast_object_list(sent, MAIN))
     return cast("T", sent[0])
 
 
 def all_or_raise(make: Callable[[], T]) -> T:
     """Call `make` on every rank, and return its value here once it has succeeded everywhere."""
-    if world_size() == 1:
-        return make()
-    value, failure = _outcome(make)
-    _raise_failures(gather(_in_words(failure)), failure)
+    value, own = None, None
+    try:
+        value = make()
+    except Exception as error:
+        own = error
+    failures = gather(None if own is None else f"{type(own).__name__}: {own}")
+    if own is not None:
+        raise own
+    failed = [f"rank {number} stopped the run: {text}" for number, text in enumerate(failures) if text]
+    if failed:
+        raise RankError("; ".join(failed))
     return cast("T", value)
 
 
@@ -201,25 +201,6 @@ def check_same_on_all_ranks(facts: Callable[[], Mapping[str, Json]]) -> None:
         raise RankError(
             f"the ranks differ. {'. '.join(differing)}. Start all with the same code, data and settings"
         )
-
-
-def _outcome(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return make(), None
-    except Exception as error:
-        return None, error
-
-
-def _in_words(failure: Exception | None) -> str | None:
-    return None if failure is None else f"{type(failure).__name__}: {failure}"
-
-
-def _raise_failures(words: list[str | None], own: Exception | None) -> None:
-    if own is not None:
-        raise own
-    failed = [f"rank {number} stopped the run: {text}" for number, text in enumerate(words) if text]
-    if failed:
-        raise RankError("; ".join(failed))
 
 
 def _call(collective: Callable[[], Any]) -> None:

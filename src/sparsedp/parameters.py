@@ -215,15 +215,10 @@ class Support:
         out[self._indices.to(values.device)] = values
         return out
 
-    def per_parameter(self, layout: ParameterLayout, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """One boolean mask per parameter, in the parameter's shape."""
-        self._check_layout(layout)
-        mask = self.mask(device)
-        return {slot.name: mask[slot.span].reshape(slot.shape) for slot in layout}
-
     def split(self, layout: ParameterLayout) -> dict[str, Tensor]:
         """The active places inside each parameter, as sorted flat positions: costs k, not d."""
-        self._check_layout(layout)
+        if layout.dimension != self._dimension:
+            raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
         if self.is_full:
             return {slot.name: torch.arange(slot.size) for slot in layout}
         cuts = torch.tensor([*(slot.offset for slot in layout), layout.dimension])
@@ -235,10 +230,6 @@ class Support:
         """The inputs that an active coordinate of the first layer on so many features multiplies, in order."""
         first = next(slot for slot in layout if len(slot.shape) == 2 and slot.shape[1] == features)
         return [int(place) for place in torch.unique(self.split(layout)[first.name] % features)]
-
-    def overlap(self, other: Support) -> int:
-        """How many coordinates two supports share."""
-        return self.size - self.without(other).size
 
     def without(self, other: Support) -> Support:
         """The coordinates of this support that are not in the other."""
@@ -252,13 +243,6 @@ class Support:
         if self.is_full or other.is_full:
             return Support.full(self._dimension)
         return Support(torch.cat([self._indices, other._indices]), self._dimension)
-
-    def _check_layout(self, layout: ParameterLayout) -> None:
-        if layout.dimension != self._dimension:
-            raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
-
-    def __contains__(self, index: int) -> bool:
-        return bool((self._indices == index).any())
 
     def __len__(self) -> int:
         return self.size

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from sparsedp._validate import refuse_missing_ids
 from sparsedp.batch import Batch, MicroBatch
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import DataConfig, Indices, RowLoader, ShapeValidator
@@ -21,7 +22,7 @@ from sparsedp.randomness import PrivateRandomness, StepKey
 
 
 def split_microbatches(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
-    """Cut increasing unit numbers into runs of at most `most`; without a limit, one run. No run is empty.
+    """Cut increasing unit numbers into runs of at most `most`, none empty; without a limit, one run.
 
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
 
@@ -72,10 +73,6 @@ class UnitPartition:
     """Whether batches are cut for several ranks."""
     shard_sizes: tuple[int, ...] | None = None
     """How many units each rank holds, if each holds its own."""
-
-    def total(self, held: int) -> int:
-        """N over all ranks, where this one holds so many."""
-        return held if self.shard_sizes is None else sum(self.shard_sizes)
 
     def key(self, step: int) -> tuple[int, ...]:
         """What a seeded run's draws of a step are drawn by: rows of one number in two shards are not the same."""
@@ -141,15 +138,6 @@ class _Chunk:
     units: Indices | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Who takes part in a step, and the secret that their random numbers come from."""
-
-    step: int
-    secret: StepKey
-    chunks: list[_Chunk]
-
-
 ROWS_OF_A_WHOLE_UNIT = 32
 """Rows that a unit is taken to have where memory is planned for whole ones."""
 
@@ -201,9 +189,12 @@ class PoissonSampler:
         self._rate = sampling_rate
         self._randomness = randomness
         self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
-        self._rows, self._rows_per_unit = rows, rows_per_unit
+        self._held = rows if self._index is None else len(self._index.sizes)
+        self._rows_per_unit = rows_per_unit
         self._whole_units = whole_units and self._index is not None
-        self._max_physical = most
+        # public, so that no unit's size decides how the others are cut
+        rows_at_most = max(rows_per_unit, ROWS_OF_A_WHOLE_UNIT if self._whole_units else 1)
+        self._most_units = None if most is None else max(1, most // rows_at_most)
         self._workers = loading.num_workers
         self._shapes = shapes or ShapeValidator()
         self._partition = partition
@@ -212,17 +203,8 @@ class PoissonSampler:
     @property
     def unit_count(self) -> int:
         """The number N of units, over all processes that share them."""
-        return self._partition.total(self._held)
-
-    @property
-    def _held(self) -> int:
-        return self._rows if self._index is None else len(self._index.sizes)
-
-    @property
-    def _most_units(self) -> int | None:
-        """Most units at once. Public, so that no unit's size decides how the others are cut."""
-        rows = max(self._rows_per_unit, ROWS_OF_A_WHOLE_UNIT if self._whole_units else 1)
-        return None if self._max_physical is None else max(1, self._max_physical // rows)
+        sizes = self._partition.shard_sizes
+        return self._held if sizes is None else sum(sizes)
 
     @property
     def expected_batch_size(self) -> float:
@@ -231,50 +213,51 @@ class PoissonSampler:
 
     def batches(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
         """The batches of steps first_step, ..., stop_step - 1, loaded as they are consumed."""
-        steps: Iterator[_Drawn] = (self._draw(step) for step in range(first_step, stop_step))
+        keys = ((step, self._partition.key(step)) for step in range(first_step, stop_step))
+        steps: Iterator[tuple[int, StepKey, list[_Chunk]]] = (
+            (step, self._randomness.secret(key), self._draw_chunks(key)) for step, key in keys
+        )
         loaded: Iterator[Batch] | None = None
         if self._workers:
             steps, ahead = tee(steps)
-            asked = ((chunk.rows, drawn.secret) for drawn in ahead for chunk in drawn.chunks)
+            asked = ((chunk.rows, secret) for _, secret, chunks in ahead for chunk in chunks)
             loader: DataLoader[Any] = DataLoader(
                 self._fetch, batch_size=None, sampler=asked, num_workers=self._workers, collate_fn=_as_it_is
             )
             loaded = (rows for rows in loader)
-        for drawn in steps:
-            rows = loaded or map(self._fetch, [chunk.rows for chunk in drawn.chunks], repeat(drawn.secret))
-            micro_batches = map(self._micro_batch, drawn.chunks, rows, repeat(drawn.secret))
-            yield LogicalBatch(drawn.step, drawn.secret, micro_batches)
+        for step, secret, chunks in steps:
+            rows = loaded or map(self._fetch, [chunk.rows for chunk in chunks], repeat(secret))
+            micro_batches = map(self._micro_batch, chunks, rows, repeat(secret))
+            yield LogicalBatch(step, secret, micro_batches)
             if loaded:
                 deque(micro_batches, maxlen=0)  # what was not consumed, so that workers keep in step
 
-    def _draw(self, step: int) -> _Drawn:
-        secret = self._randomness.secret(key=self._partition.key(step))
-        return _Drawn(step, secret, self._draw_chunks(step))
-
-    def _draw_chunks(self, step: int) -> list[_Chunk]:
-        coins = self._randomness.bernoulli(self._rate, self._held, key=self._partition.key(step))
+    def _draw_chunks(self, key: tuple[int, ...]) -> list[_Chunk]:
+        coins = self._randomness.bernoulli(self._rate, self._held, key)
         known = np.flatnonzero(coins)
         mine = self._partition.is_own(known, self._bits)
         chosen = known[mine]
         if self._index is None:
             return [_Chunk(chosen[run], None) for run in self._cut(chosen)]
         if self._rows_per_unit == 1 and not self._whole_units:
-            offsets = self._randomness.below(self._index.sizes[known], key=self._partition.key(step))[mine]
+            offsets = self._randomness.below(self._index.sizes[known], key)[mine]
             rows = self._index.order[self._index.starts[chosen] + offsets]
             return [_Chunk(rows[run], None) for run in self._cut(chosen)]
-        return self._draw_several(known, mine, step)
+        return self._draw_several(known, mine, key)
 
     def _cut(self, chosen: Indices) -> list[slice]:
         return self._partition.split(chosen, self._bits, self._most_units)
 
-    def _draw_several(self, known: Indices, mine: npt.NDArray[np.bool_], step: int) -> list[_Chunk]:
+    def _draw_several(
+        self, known: Indices, mine: npt.NDArray[np.bool_], key: tuple[int, ...]
+    ) -> list[_Chunk]:
         """Up to m rows of every chosen unit; a unit never crosses a micro-batch, and the cuts change no draw."""
         assert self._index is not None
         sizes = self._index.sizes[known]
         owner = np.repeat(np.arange(len(known)), sizes)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         rows = self._index.order[np.repeat(self._index.starts[known], sizes) + within]
-        lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._partition.key(step))
+        lottery = self._randomness.below(np.full(len(rows), 2**52), key)
         kept = np.lexsort((lottery, owner))
         if not self._whole_units:
             kept = kept[within < self._rows_per_unit]
@@ -310,8 +293,7 @@ class _UnitIndex:
         ids = np.asarray(units)
         if ids.shape != (rows,):
             raise DataError(f"units: got shape {ids.shape}, expected one id for each of {rows} rows")
-        if ids.dtype.kind == "f" and np.isnan(ids).any():
-            raise DataError("units: an id is NaN; every row needs a unit id (give each unknown its own)")
+        refuse_missing_ids(ids, "units")
         _, inverse, sizes = np.unique(ids, return_inverse=True, return_counts=True)
         order = np.argsort(inverse, kind="stable").astype(np.int64)
         sizes = sizes.astype(np.int64)
