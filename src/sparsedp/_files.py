@@ -33,7 +33,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Json) -> None:
-    """Write a JSON document atomically, for people to read."""
     write_atomically(path, readable_json(value))
 
 
@@ -43,7 +42,6 @@ def readable_json(value: Json) -> bytes:
 
 
 def read_json(path: Path) -> Json:
-    """Read a JSON document."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:

@@ -25,7 +25,6 @@ def canonical(value: Any) -> str:
 
 
 def sha256(text: str | bytes) -> str:
-    """The SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
@@ -43,7 +42,6 @@ class FrozenMap(Mapping[str, Any]):
         self._text = canonical(self.plain())
 
     def plain(self) -> dict[str, Any]:
-        """The same value as fresh dicts and lists."""
         return {key: _thaw(value) for key, value in self._items.items()}
 
     def __getitem__(self, key: str) -> Any:
@@ -186,7 +184,6 @@ def plain_json(value: Json) -> Json:
 
 
 def json_equal(one: Json, other: Json) -> bool:
-    """Whether two JSON values have one text."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

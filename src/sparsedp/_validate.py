@@ -48,12 +48,10 @@ NONE = "–"
 
 
 def count(value: float) -> str:
-    """A whole number with its thousands apart."""
     return f"{round(value):,}"
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage."""
     return f"{100 * share:.{digits}f}\u00a0%"
 
 
@@ -97,21 +95,18 @@ def refuse_missing_ids(ids: npt.NDArray[Any], name: str) -> None:
 
 
 def text(value: object, what: str) -> str:
-    """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise PrivacyError(f"{what}: got {value!r}, expected a text that is not empty")
     return value
 
 
 def whole(value: object, what: str, *, at_least: int) -> int:
-    """A whole number with a lower bound."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
         raise PrivacyError(f"{what}: got {value!r}, expected a whole number >= {at_least}")
     return int(value)
 
 
 def number(value: object, what: str, *, above: float | None = None, at_least: float | None = None) -> float:
-    """A finite number, above a bound or not below one."""
     bound = f" > {above:g}" if above is not None else f" >= {at_least:g}" if at_least is not None else ""
     given = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     low = (above is not None and given <= above) or (at_least is not None and given < at_least)
@@ -132,7 +127,6 @@ def probability(value: object, what: str) -> float:
 
 
 def delta_in_range(value: object) -> float:
-    """A delta strictly between 0 and 1."""
     given = number(value, "delta")
     if not 0 < given < 1:
         raise PrivacyError(
@@ -142,5 +136,4 @@ def delta_in_range(value: object) -> float:
 
 
 def positive_epsilon(value: object) -> float:
-    """A finite epsilon above 0."""
     return number(value, "epsilon", above=0.0)

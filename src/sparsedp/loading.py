@@ -156,12 +156,11 @@ class ShapeValidator:
                 "a batch has another number of rows than items were asked for, and each row is clipped on its own; "
                 "make exactly one row of each item"
             )
+        common = (bool, int, float, str)  # such values would be those of all rows
         signature = tuple(
             (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
             for leaf in pytree.tree_leaves(rows)
-            if isinstance(
-                leaf, (Tensor, bool, int, float, str)
-            )  # numbers and texts would be common to all rows
+            if isinstance(leaf, (Tensor, *common))
         )
         self._signature = self._signature or signature
         if signature != self._signature:

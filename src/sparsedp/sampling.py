@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat, tee
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -130,8 +130,7 @@ class LogicalBatch:
         return tuple(self._ahead)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Row indices of one micro-batch, and the unit each belongs to when a unit may have several."""
 
     rows: Indices

@@ -264,7 +264,7 @@ class _Frame:
         return found
 
 
-for _name in (
+_OPERATORS = (
     "iter",
     "eq",
     "ne",
@@ -278,7 +278,8 @@ for _name in (
     "truediv",
     "invert",
     "contains",
-):
+)
+for _name in _OPERATORS:
     setattr(_Frame, f"__{_name}__", _reading_all(f"__{_name}__", lambda self: self._frame))
 
 

@@ -256,14 +256,12 @@ class _State:
                 for part in ("__defaults__", "__kwdefaults__"):
                     self._visit(f"{name}.{part}", getattr(value, part))
                 self._variables(name, value)
-        elif isinstance(value, (types.MethodType, functools.partial)):
-            held = (
-                ("func", "args", "keywords")
-                if isinstance(value, functools.partial)
-                else ("__self__", "__func__")
-            )
-            for part in held:
-                self._visit(name if part == "__func__" else f"{name}.{part}", getattr(value, part))
+        elif isinstance(value, types.MethodType):
+            self._visit(f"{name}.__self__", value.__self__)
+            self._visit(name, value.__func__)
+        elif isinstance(value, functools.partial):
+            for part in ("func", "args", "keywords"):
+                self._visit(f"{name}.{part}", getattr(value, part))
         elif isinstance(value, dict):
             self._holders.append((value, dict(value)))
             for place, (key, inner) in enumerate(list(value.items())):
@@ -297,13 +295,13 @@ class _State:
 
     def _opaque(self, value: Any) -> _Mark:
         """Of what cannot be looked into: what pickle makes of it; of a lock or a file, the type."""
-        if not self._by_value or type(value) in _UNSAVED:
-            return _Mark(type(value), None)
-        try:
-            return _Mark(type(value), pickle.dumps(value))
-        except Exception:  # whatever an object may do when it is asked for what it is
-            _UNSAVED.add(type(value))
-            return _Mark(type(value), None)
+        pickled = None
+        if self._by_value and type(value) not in _UNSAVED:
+            try:
+                pickled = pickle.dumps(value)
+            except Exception:  # whatever an object may do when it is asked for what it is
+                _UNSAVED.add(type(value))
+        return _Mark(type(value), pickled)
 
 
 _UNSAVED: weakref.WeakSet[type] = weakref.WeakSet()
