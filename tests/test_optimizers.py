@@ -1,4 +1,4 @@
-"""Only the support moves, whatever the optimizer; averages of the weights; the rate of tables."""
+"""Only the support moves, whatever the optimizer; an average of the weights; the rate of tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from runs import loss_fn, network, rows
-from sparsedp import fit
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods import build_plan
 from sparsedp.optimizers.ema import WeightAverage
@@ -25,6 +23,7 @@ from sparsedp.testing import made_up_release
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "sgd-groups": lambda p: optim.SGD([{"params": [one], "lr": 0.1 * n} for n, one in enumerate(p, 1)]),
     "sgd-decay": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.3),
     "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
     "momentum-decay": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.3),
@@ -191,24 +190,6 @@ def test_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(nam
     ]
 
 
-@pytest.mark.parametrize("coasts", [False, True])
-def test_support_optimizer_without_velocity_keeps_the_rates_of_its_groups_and_moves_the_support_alone(
-    coasts: bool,
-) -> None:
-    model = Net()
-    groups = [
-        {"params": [model.bias], "lr": 1.0},
-        {"params": [model.weight, model.kernel, model.gain], "lr": 0.25},
-    ]
-    applier = SupportOptimizer(model, LAYOUT, optim.SGD(groups), coasts=coasts)
-    support = random_support(30, seed=6)
-    before = LAYOUT.flatten(model)
-    applier.apply(release(support, torch.ones(D)))
-    rate = torch.full((D,), 0.25)
-    rate[LAYOUT.slot("bias").span] = 1.0
-    torch.testing.assert_close(LAYOUT.flatten(model), before - rate * support.mask())
-
-
 @pytest.mark.parametrize(
     ("make", "coasts", "error", "words"),
     [
@@ -326,25 +307,6 @@ def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: 
     assert all(map(torch.equal, bits(model), bits(copied)))
 
 
-def test_weight_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:
-    model = nn.Linear(2, 1, bias=False)
-    average = WeightAverage(model, ParameterLayout.of(model), decay=0.5)
-    average.follow(Support.full(2))
-    expected = model.weight.detach().clone()
-    for update in range(12):
-        with torch.no_grad():
-            model.weight.fill_(float(update))
-        average.update()
-        decay = min(0.5, (1 + update) / (10 + update))
-        expected = decay * expected + (1 - decay) * update
-    raw = model.weight.detach().clone()
-    with average.in_place():
-        torch.testing.assert_close(model.weight.detach(), expected)
-    assert torch.equal(model.weight, raw)
-    average.install()
-    torch.testing.assert_close(model.weight.detach(), expected)
-
-
 def test_weight_average_on_growing_supports_equals_the_dense_one_to_the_bit() -> None:
     torch.manual_seed(0)
     model, other = nn.Embedding(6, 2), nn.Embedding(6, 2)
@@ -382,8 +344,3 @@ def test_table_rate_is_the_formula_of_the_plans_public_numbers(
     squared = 1 + length * length
     rate = math.exp(math.log(0.0047) + math.log(512) - s / 2 - 0.375 * math.log(squared))
     assert table_rate(plan, coordinates, length) == pytest.approx(min(rate, 30 / squared) / clip, rel=1e-9)
-
-
-def test_rate_by_a_rule_is_for_the_default_optimizer_alone() -> None:
-    with pytest.raises(SparseDPError, match="default optimizer"):
-        fit(network(), rows(1), loss_fn, optimizer="adam", lr=lambda plan: 0.1, epsilon=8, delta=1e-3)

@@ -86,12 +86,7 @@ def convolutions(draw) -> Case:
 
 
 @settings(max_examples=100)
-@given(
-    convolutions(),
-    st.integers(1, 20),
-    st.sampled_from(sorted(GEOMETRIES)),
-    st.integers(0, 1000),
-)
+@given(convolutions(), st.integers(1, 20), st.sampled_from(sorted(GEOMETRIES)), st.integers(0, 1000))
 def test_the_fast_engine_equals_a_plain_loop(case, samples, geometry, seed):
     model, rows = case.make(torch.float64, samples, seed)
     assert_equals_a_plain_loop(BookKeepingEngine(model, loss), model, rows, geometry=geometry, tolerance=1e-8)
@@ -131,19 +126,6 @@ def test_a_sample_that_is_not_finite_contributes_exactly_zero(kind, model, geome
             assert float((found - expected).norm()) <= 2 * 0.7
         else:
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("batches", ["none", "one empty", "several empty"])
-@pytest.mark.parametrize("geometry", GEOMETRIC)
-@pytest.mark.parametrize("kind", ENGINES)
-def test_an_empty_batch_gives_exact_zeros(kind, geometry, batches):
-    network, rows = CASES["cnn"].make(torch.float32)
-    engine = ENGINES[kind](network, loss)
-    empty = MicroBatch(slice_batch(rows, slice(0, 0)))
-    given = {"none": [], "one empty": [empty], "several empty": [empty, empty]}[batches]
-    for support in supports(engine.layout).values():  # an empty one among them
-        query = ClippedSumQuery(support, FlatClip(0.7), GEOMETRIES[geometry](np.ones(1), support))
-        assert torch.equal(engine.clipped_sum(given, query), torch.zeros(support.size, dtype=torch.float64))
 
 
 @settings(max_examples=40)

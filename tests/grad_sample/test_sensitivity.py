@@ -8,28 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from gradient_cases import (
-    CASES,
-    GEOMETRIES,
-    By,
-    assert_equals_a_plain_loop,
-    loss,
-    supports,
-)
+from gradient_cases import CASES, GEOMETRIES, By, assert_equals_a_plain_loop, loss, supports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import AutomaticClip, FlatClip
-from sparsedp.grad_sample import (
-    ENGINES,
-    BookKeepingEngine,
-    ClippedSumQuery,
-    bookkeeping,
-    linear,
-    make_engine,
-)
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping, linear, make_engine
 from sparsedp.parameters import Support
 
 MODELS = ["linear", "linear-sequence", "linear-wide", "conv2d", "conv2d-many-channels", "conv2d-depthwise"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +140,30 @@ def finished(*asked: Any, **more: Any) -> Result:
 
 def weights(model: nn.Module) -> Tensor:
     return ParameterLayout.of(model).flatten(model)
+
+
+def die_at(moment_of_death: int) -> Callable[[], None]:
+    """Of a forked process: every write is made in two, and it is killed at that moment of a write or a flush."""
+    moments = itertools.count()
+    write, fsync = os.write, os.fsync
+
+    def moment() -> None:
+        if next(moments) == moment_of_death:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_in_two(file: int, data: bytes) -> int:
+        half = len(data) // 2
+        write(file, data[:half])
+        moment()
+        return half + write(file, data[half:])
+
+    def slow_fsync(file: int) -> None:
+        moment()
+        fsync(file)
+        moment()
+
+    os.write, os.fsync = write_in_two, slow_fsync  # type: ignore[assignment]
+    return moment
 
 
 SCORES = {"words.weight": torch.arange(float(WORDS))}

@@ -127,12 +127,6 @@ def test_a_head_that_is_always_active_or_a_stage_must_take_part():
     assert Parts.of(LAYOUT, ("body.*", "*.bias"), ("head",)).always == (LAYOUT.slot("out.bias"),)
 
 
-def test_a_scope_that_holds_nothing_is_refused():
-    layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
-    with pytest.raises(SparseDPError, match=r"scope: got \('norms',\).*fits none.*0\.weight"):
-        Parts.of(layout, ("norms",), ())
-
-
 COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS
 GROUPED = layout_of((2, 3), (2,), ())
 layouts = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4).map(

@@ -1,7 +1,6 @@
 """The ledger: it never under-counts, and every tampering shows, with its line."""
 
 import contextlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -14,9 +13,9 @@ from dataclasses import replace
 
 import pytest
 
+from runs import die_at
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy import Charge, ChargeLog, Phase, Plan, plan_epsilon
-from sparsedp.privacy.charge import SplitCharge
+from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
 from sparsedp.privacy.ledger import Ledger, chain_line
 
 PHASES = (
@@ -363,25 +362,7 @@ def test_a_ledger_in_memory_goes_on_from_the_state_of_a_file(written):
 
 def _run_until(dies_at, path, released):
     """Charge, then release (one byte), step by step, until done or dead at the `dies_at`-th moment."""
-    moments = itertools.count(1)
-    write, fsync = os.write, os.fsync
-
-    def moment():
-        if next(moments) == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def write_in_two(file, data):
-        half = len(data) // 2
-        write(file, data[:half])
-        moment()
-        return half + write(file, data[half:])
-
-    def slow_fsync(file):
-        moment()
-        fsync(file)
-        moment()
-
-    os.write, os.fsync = write_in_two, slow_fsync
+    moment = die_at(dies_at - 1)
     if not path.exists():  # as a run directory is made: whole, or not at all
         draft = path.with_suffix(".draft")
         draft.unlink(missing_ok=True)
@@ -418,23 +399,3 @@ def test_killed_at_any_moment_the_ledger_never_under_counts(path, tmp_path):
     last.join()
     assert last.exitcode == 0
     assert released.stat().st_size <= Ledger.read(path).charged == PLAN.total_steps
-
-
-def test_a_split_charge_pays_once_and_for_no_more_than_the_step():
-    whole, ledger = Charge("main", 3, 0.02, 1.5), ChargeLog()
-    split, part = SplitCharge(ledger, whole), replace(whole, noise_multiplier=1.5 * 2**0.5)
-    for wrong in (
-        replace(part, step=4),
-        replace(part, noise_multiplier=0.0),
-        replace(part, noise_multiplier=1.4),
-    ):
-        with pytest.raises(PrivacyError, match=r"got|cost more"):
-            split.charge(wrong)
-    assert ledger.charges == []
-    split.charge(part)
-    with pytest.raises(PrivacyError, match="another release"):
-        split.charge(part)
-    split.charge(replace(part, release=1))
-    with pytest.raises(PrivacyError, match="cost more"):
-        split.charge(replace(part, release=2, noise_multiplier=1e3))
-    assert ledger.charges == [whole]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sparsedp.auditing.mechanism import KEPT, NoiseCorrelationTest
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
-from sparsedp.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.methods import build_plan, get_method
 from sparsedp.parameters import Support
@@ -231,11 +231,6 @@ def test_the_whole_plan_costs_the_target_and_no_more_by_two_accountants(method, 
     assert 0.995 * 3 <= plan_epsilon(plan) <= 3
     for accountant in (dp.rdp.RdpAccountant(), dp.pld.PLDAccountant(value_discretization_interval=1e-3)):
         assert accountant.compose(dp_event(plan.events())).get_epsilon(1e-5) <= 3.0
-
-
-def test_a_normalisation_that_costs_more_than_the_budget_is_refused():
-    with pytest.raises(PrivacyError, match=r"epsilon=3 .*too small.*noise already \(normalise\)"):
-        plan_of("dp-sgd", normalise=PrivateNormalisation(0.5), accountant="rdp")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 import sparsedp
-from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, placed, rows
+from runs import ROWS, a_plan, a_trainer, advance, die_at, loss_fn, network, placed, rows
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import PlanConfig, get_method
 from sparsedp.privacy import Plan, RdpFilter
@@ -95,26 +93,8 @@ def test_a_follower_that_was_lost_counts_whole(tmp_path):
     assert 0.98 * CAP.budget < total <= CAP.budget
 
 
-def _continue_until(dies_at, folders: list[Path]) -> None:
-    moments = iter(range(10**9))
-    write, fsync = os.write, os.fsync
-
-    def moment() -> None:
-        if next(moments) == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def write_in_two(file, data: bytes) -> int:
-        half = len(data) // 2
-        write(file, data[:half])
-        moment()
-        return half + write(file, data[half:])
-
-    def slow_fsync(file) -> None:
-        moment()
-        fsync(file)
-        moment()
-
-    os.write, os.fsync = write_in_two, slow_fsync  # type: ignore[assignment]
+def _continue_until(dies_at: int, folders: list[Path]) -> None:
+    die_at(dies_at)
     continue_runs(CAP, NEXT, folders)
 
 

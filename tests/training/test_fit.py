@@ -90,6 +90,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
     "unknown method": ({"method": "magic"}, SparseDPError, "expected one of"),
     "ids that do not fit": ({"unit_ids": [0, 1]}, DataError, "2 ids for 60 rows"),
     "two rates": ({"lr": 0.1, "optimizer": torch.optim.SGD}, SparseDPError, "default optimizer"),
+    "a rule and an optimizer": ({"lr": lambda plan: 0.1, "optimizer": "adam"}, SparseDPError, "default optimizer"),
     "empty data": ({"data": rows(1, 0)}, DataError, "dataset is empty"),
     "a loss that averages": ({"loss": lambda out, y: loss_fn(out, y).mean()}, SparseDPError, 'reduction="none"'),
     "NaN": ({"data": (torch.full((60, FEATURES), torch.nan), Y)}, DataError, "train on noise alone"),

@@ -178,17 +178,6 @@ def test_resume_without_a_run_or_its_whole_ledger_is_refused(tmp_path):
         a_trainer(out=tmp_path / "run", resume=True)
 
 
-def test_resume_with_a_line_cut_short_in_the_ledger_counts_it_as_spent(tmp_path):
-    run, taken = tmp_path / "run", []
-    advance(a_trainer(out=run, seed=None), 4).close()
-    with open(run / "ledger.jsonl", "ab") as file:
-        file.write(b'{"first_step":4,"ha')
-    result = finished(out=run, seed=None, resume=True, callbacks=[taken.append])
-    assert [event.step for event in taken if isinstance(event, StepReport)] == list(range(5, 15))
-    assert result.ledger.steps == 15
-    assert result.ledger.epsilon <= 8.0
-
-
 class Fragile(nn.Module):
     """Raises in a forward once it is told to."""
 
