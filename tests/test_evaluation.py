@@ -19,7 +19,6 @@ from sparsedp.errors import PrivacyError
 from sparsedp.evaluation import (
     classification_metrics,
     held_out,
-    refuse_training_rows,
     threshold_of,
 )
 
@@ -127,39 +126,10 @@ def test_classification_metrics_of_one_class_alone_are_the_accuracy(target: int)
 
 INPUTS, TARGETS = rows(1, 40).tensors
 DATA = TensorDataset(INPUTS, TARGETS)
-CONSTANT = torch.zeros(1).expand(20)
 
 
 def part(span: slice) -> TensorDataset:
     return TensorDataset(INPUTS[span], TARGETS[span])
-
-
-OVERLAPPING = {
-    "the same object": (DATA, DATA),
-    "the same tensors": (DATA, TensorDataset(INPUTS, TARGETS)),
-    "copied targets": (DATA, TensorDataset(INPUTS, TARGETS.clone())),
-    "one row": (part(slice(21)), part(slice(20, None))),
-    "a part of it": (DATA, Subset(DATA, [3])),
-    "parts that share a row": (Subset(DATA, range(21)), Subset(DATA, range(20, 40))),
-    "a part of a part": (Subset(DATA, range(10, 20)), Subset(Subset(DATA, range(15, 40)), [4])),
-    "a part of the same tensors": (Subset(DATA, range(10)), part(slice(9, 12))),
-}
-APART = {
-    "other tensors": (DATA, rows(7, 30)),
-    "the two ends": (part(slice(20)), part(slice(20, None))),
-    "every other row": (part(slice(0, None, 2)), part(slice(1, None, 2))),
-    "parts": (Subset(DATA, range(20)), Subset(DATA, range(20, 40))),
-    "a constant target": (TensorDataset(INPUTS[:20], CONSTANT), TensorDataset(INPUTS[20:], CONSTANT)),
-}
-
-
-@pytest.mark.parametrize("case", [*OVERLAPPING, *APART])
-def test_held_out_rows_are_refused_if_and_only_if_they_are_training_rows(case: str) -> None:
-    if case in APART:
-        refuse_training_rows(*APART[case])
-    else:
-        with pytest.raises(PrivacyError, match="eval_dataset holds rows of train_dataset"):
-            refuse_training_rows(*OVERLAPPING[case])
 
 
 DOUBLE = INPUTS.double()
@@ -173,9 +143,15 @@ def over(X: Any) -> tuple[Any, Any]:
     return X, np.zeros(len(X), dtype=np.int64)
 
 
-CONVERTED: dict[str, tuple[Any, Any]] = {
+OVERLAPPING: dict[str, tuple[Any, Any]] = {
     "a data set": (DATA, DATA),
+    "the same tensors": (DATA, TensorDataset(INPUTS, TARGETS)),
+    "copied targets": (DATA, TensorDataset(INPUTS, TARGETS.clone())),
+    "one row": (part(slice(21)), part(slice(20, None))),
     "a part of a data set": (DATA, Subset(DATA, range(3))),
+    "parts that share a row": (Subset(DATA, range(21)), Subset(DATA, range(20, 40))),
+    "a part of a part": (Subset(DATA, range(10, 20)), Subset(Subset(DATA, range(15, 40)), [4])),
+    "a part of the same tensors": (Subset(DATA, range(10)), part(slice(9, 12))),
     "the same arrays": ((WIDE, NARROW), (WIDE, NARROW)),
     "the same inputs": (over(WIDE), over(WIDE)),
     "the same targets": ((WIDE, NARROW), (WIDE.copy(), NARROW)),
@@ -190,7 +166,15 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "a data set over an array": (over(WIDE), TensorDataset(torch.from_numpy(WIDE)[1:2])),
     "loaders": (DataLoader(over(WIDE), 4), DataLoader(over(WIDE), 4)),  # type: ignore[arg-type]
 }
-CONVERTED_APART: dict[str, tuple[Any, Any]] = {
+APART: dict[str, tuple[Any, Any]] = {
+    "other tensors": (DATA, rows(7, 30)),
+    "the two ends of tensors": (part(slice(20)), part(slice(20, None))),
+    "every other row of tensors": (part(slice(0, None, 2)), part(slice(1, None, 2))),
+    "parts": (Subset(DATA, range(20)), Subset(DATA, range(20, 40))),
+    "a constant target of tensors": (
+        TensorDataset(INPUTS[:20], TARGETS[:1].expand(20)),
+        TensorDataset(INPUTS[20:], TARGETS[:1].expand(20)),
+    ),
     "the two ends": (over(WIDE[:20]), over(WIDE[20:])),
     "every other row": (over(WIDE[::2]), over(WIDE[1::2])),
     "every other row, stored by column": (over(COLUMNS[::2]), over(COLUMNS[1::2])),
@@ -210,15 +194,15 @@ def trained(train: Any, held_out: Any, **more: object) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CONVERTED)
+@pytest.mark.parametrize("case", OVERLAPPING)
 def test_fit_refuses_training_rows_for_evaluation_as_they_were_given_and_writes_nothing(
     case: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PrivacyError, match="eval_dataset holds rows of train_dataset"):
-        trained(*CONVERTED[case], run_dir=tmp_path / "run")
+        trained(*OVERLAPPING[case], run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("case", CONVERTED_APART)
-def test_fit_takes_parts_of_one_array_that_are_apart(case: str) -> None:
-    assert trained(*CONVERTED_APART[case]).metrics["loss"] > 0
+@pytest.mark.parametrize("case", APART)
+def test_fit_takes_rows_that_are_apart_for_evaluation(case: str) -> None:
+    assert trained(*APART[case]).metrics["loss"] > 0

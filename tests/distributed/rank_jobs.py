@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from runs import placed
+from runs import Bag, placed, texts
 from sparsedp import distributed
 from sparsedp._serialization import to_json
 from sparsedp.errors import SparseDPError
@@ -103,27 +103,9 @@ def data(rows: int = ROWS, seed: int = 0) -> TensorDataset:
     return TensorDataset(inputs, labels)
 
 
-def words(rows: int = ROWS) -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randint(20, (rows, 4), generator=generator),
-        torch.randint(CLASSES, (rows,), generator=generator),
-    )
-
-
 def network(width: int = 8) -> nn.Module:
     torch.manual_seed(4)
     return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, CLASSES))
-
-
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.table, self.head = nn.Embedding(20, 5), nn.Linear(5, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.table(tokens).mean(dim=1))
 
 
 def digest(result: sparsedp.Result) -> str:
@@ -138,7 +120,7 @@ def digest(result: sparsedp.Result) -> str:
 
 def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
     """A short run, of a model and data as the method needs them."""
-    model, dataset = (Bag(), words()) if method in TABLES else (network(), data())
+    model, dataset = (Bag(), texts(1, ROWS)) if method in TABLES else (network(), data())
     model, dataset = changes.pop("model", model), changes.pop("dataset", dataset)
     how = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp", "epochs": 2, "batch_size": 100}
     how |= {"method": method, "lr": 0.5, "seed": 7, "evaluate": accuracy, **changes}
@@ -247,15 +229,6 @@ def failing(steps: int, folder: Path) -> None:
     train(loss=loss, callbacks=[note], run_dir=folder / "FAILED")
 
 
-def fails(folder: Path) -> None:
-    failing(3, folder)
-
-
-def refuses(folder: Path) -> str:
-    """One rank refuses its model before the first step."""
-    return refused(lambda: failing(-1, folder))
-
-
 def unseeded(folder: Path) -> dict[str, Any]:
     """Without a seed, and with initial weights of each rank's own: all end with the same weights."""
     torch.manual_seed(dist.get_rank())
@@ -350,8 +323,12 @@ JOBS: dict[str, Callable[[Path], Any]] = {
     "second": lambda folder: refused(lambda: train(run_dir=folder / "RUN")),
     "unhurt": lambda folder: digest(train(run_dir=folder / "UNHURT", epochs=LONG)),
     "resumed": lambda folder: digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True)),
-    **{job.__name__: job for job in (every_method, every_way, threads, ended, drifts)},
-    **{job.__name__: job for job in (fails, refuses, unseeded, sharded, hurt)},
+    "fails": lambda folder: failing(3, folder),
+    "refuses": lambda folder: refused(lambda: failing(-1, folder)),
+    **{
+        job.__name__: job
+        for job in (every_method, every_way, threads, ended, drifts, unseeded, sharded, hurt)
+    },
 }
 
 
