@@ -86,14 +86,9 @@ def taken_by(samplers: list[PoissonSampler], steps: int, rows: int) -> np.ndarra
 
 
 @SOURCES
-@pytest.mark.parametrize("rate", [0.02, 0.5])
-def test_every_row_joins_every_step_at_exactly_the_rate(rate, seed):
-    assert_poisson(taken_by([sampler(300, rate, seed)], 600, 300), rate)
-
-
-@SOURCES
-def test_rows_are_independent_of_each_other(seed):
-    assert_poisson(taken_by([sampler(2000, 0.5, seed)], 400, 2000), 0.5)
+@pytest.mark.parametrize(("rate", "steps", "rows"), [(0.02, 600, 300), (0.5, 400, 2000)])
+def test_every_row_joins_every_step_at_exactly_the_rate_whatever_others_do(rate, steps, rows, seed):
+    assert_poisson(taken_by([sampler(rows, rate, seed)], steps, rows), rate)
 
 
 def test_steps_may_be_empty_can_start_anywhere_and_replay():
