@@ -85,8 +85,8 @@ def audit(
         raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
     if steps < 2:
         raise SparseDPError(f"steps: got {steps}, expected at least 2")
-    told = {"method": method, **asked}
-    settings: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    settings: dict[str, Any] = {"method": method, **asked}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if sum((run is not None, plan is not None, bool(settings))) > 1:
         raise SparseDPError(
             f"audit: got run={run}, a plan: {plan is not None}, and the settings {sorted(settings)}; a run has its "
@@ -110,14 +110,7 @@ def audit(
     check_normalisation(plan, model)
     if units != plan.units:
         raise SparseDPError(f"audit: the data set has {units} units, the plan is for {plan.units}")
-    subject = AuditTarget(
-        model=model,
-        dataset=given.dataset,
-        loss=per_sample_loss(criterion),
-        plan=plan,
-        loading=loading,
-        engine=engine,
-    )
+    subject = AuditTarget(model, given.dataset, per_sample_loss(criterion), plan, loading, engine)
     return _attack(subject, confidence=confidence, steps=steps, progress=progress, run=head)
 
 
@@ -149,11 +142,8 @@ def _attack(
         "guesses": epsilon_one_run(scores, delta, significance / 8),
     }
     bounds = {"recomposed steps": recomposed, **estimates}
-    not_attacked = [
-        f"{phase.name}, loss (units left out of its sum; its noise was not attacked)"
-        for phase in plan.phases
-        if phase.loss_bound
-    ]
+    how = "units left out of its sum; its noise was not attacked"
+    not_attacked = [f"{phase.name}, loss ({how})" for phase in plan.phases if phase.loss_bound]
     return AuditResult(
         method=plan.method,
         unit=plan.unit,
@@ -183,21 +173,17 @@ def _checks(
     claimed: float,
 ) -> Iterator[Check]:
     """Everything that was tried."""
-    farthest = max(moved, key=lambda one: one.ratio)
-    problem = None
+    farthest, problem = max(moved, key=lambda one: one.ratio), None
     if not farthest.within:
         problem = (
             f"{farthest.unit} in a batch of {farthest.batch} moved the sum of phase {farthest.name} by "
             f"{farthest.ratio:.4g} times the stated sensitivity; the model, the loss or the loading lets one unit "
             "change what others add"
         )
-    tried = sum(one.tried for one in moved)
-    yield Check(
-        f"one unit moves the clipped sum by at most the clip norm ({tried} pairs of batches)", problem
-    )
-    yield Check(
-        "every unit is sampled by a coin of its own, at the planned rate", "; ".join(odd_draws) or None
-    )
+    pairs = f"{sum(one.tried for one in moved)} pairs of batches"
+    yield Check(f"one unit moves the clipped sum by at most the clip norm ({pairs})", problem)
+    odd = "; ".join(odd_draws) or None
+    yield Check("every unit is sampled by a coin of its own, at the planned rate", odd)
     for one in found:
         yield from one.checks()
     over = ", ".join(name for name, bound in bounds.items() if bound > claimed)

@@ -63,7 +63,7 @@ def with_bar(items: Sequence[T], words: str, shown: bool) -> Iterable[T]:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class AuditTarget:
     """What is audited: everything a run would be made of. The model is never moved."""
 
@@ -154,19 +154,12 @@ def _length(clip: Clip) -> float:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class AuditedRelease:
     """One release of a plan, as it is attacked: how it is made with canaries, and what the attacker knows of it.
 
-    Attributes:
-        plan: what is audited.
-        phase: the release's.
-        name: unique in the plan.
-        number: what each of its numbers belongs to, in words.
-        noise_multiplier: the noise it is to have.
-        query: where it lies, and the bound on a unit's contribution.
-        make: makes it with the canaries that are present.
-        counts: whether a canary adds one for each of its numbers, bounded as a whole, and not its whole length.
+    `number` says in words what each of its numbers belongs to. Where it `counts`, a canary adds one for each of its
+    numbers, bounded as a whole, and not its whole length.
     """
 
     plan: Plan
@@ -216,15 +209,7 @@ def gradient_release(
             expected_batch_size=plan.expected_batch_size(phase),
         )
 
-    return AuditedRelease(
-        plan=plan,
-        phase=phase,
-        name=phase.name,
-        number="coordinate",
-        noise_multiplier=phase.gradient_noise,
-        query=query,
-        make=make,
-    )
+    return AuditedRelease(plan, phase, phase.name, "coordinate", phase.gradient_noise, query, make)
 
 
 def row_count_release(plan: Plan, phase: Phase, step: int, tables: TableRows) -> AuditedRelease:
@@ -249,16 +234,11 @@ def row_count_release(plan: Plan, phase: Phase, step: int, tables: TableRows) ->
             release_selection(counter, batch, plan, phase, listener, ledger=ChargeLog(), randomness=noise)
         return heard[0]
 
-    return AuditedRelease(
-        plan=plan,
-        phase=phase,
-        name=f"{phase.name}, count" if phase.trains else phase.name,
-        number="row",
-        noise_multiplier=phase.count_noise if phase.trains else phase.noise_multiplier,
-        query=ClippedSumQuery(Support.full(tables.total), FlatClip(1.0) if phase.trains else phase.clip),
-        make=make,
-        counts=True,
-    )
+    name, noise_multiplier, clip = phase.name, phase.noise_multiplier, phase.clip
+    if phase.trains:
+        name, noise_multiplier, clip = f"{phase.name}, count", phase.count_noise, FlatClip(1.0)
+    query = ClippedSumQuery(Support.full(tables.total), clip)
+    return AuditedRelease(plan, phase, name, "row", noise_multiplier, query, make, counts=True)
 
 
 def statistic_release(plan: Plan, phase: Phase, channels: int, number: int) -> AuditedRelease:
@@ -288,15 +268,9 @@ def statistic_release(plan: Plan, phase: Phase, channels: int, number: int) -> A
         release_statistics(listener, batches, plan, phase, ledger=ChargeLog(), randomness=SystemRandomness())
         return [one for one in heard if one is not None][number]
 
-    return AuditedRelease(
-        plan=plan,
-        phase=phase,
-        name=MEANS if number < phase.steps - 1 else SPREADS,
-        number="channel",
-        noise_multiplier=phase.noise_multiplier,
-        query=ClippedSumQuery(Support.full(len(columns)), phase.clip),
-        make=make,
-    )
+    name = MEANS if number < phase.steps - 1 else SPREADS
+    query = ClippedSumQuery(Support.full(len(columns)), phase.clip)
+    return AuditedRelease(plan, phase, name, "channel", phase.noise_multiplier, query, make)
 
 
 def _one_batch(present: Coins) -> list[MicroBatch]:

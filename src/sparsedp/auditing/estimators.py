@@ -41,13 +41,10 @@ class Scores:
 
 
 def noise_multiplier_upper_bound(scores: Scores, significance: float) -> float:
-    """An upper confidence limit on noise over contribution, from Gaussian scores.
+    """An upper confidence limit on noise over contribution, from Gaussian scores; infinite if they look alike.
 
-    Wrong with probability `significance`. The spread within both groups is bounded by chi-square, the distance of
-    their means by Student's t, half the significance each.
-
-    Edge cases:
-        Infinite where the two groups cannot be told apart.
+    The spread within both groups is bounded by chi-square, the distance of their means by Student's t, half the
+    significance each.
     """
     inside, outside = scores.in_canary_scores, scores.out_canary_scores
     freedom = scores.count - 2
@@ -84,9 +81,8 @@ def epsilon_clopper_pearson(scores: Scores, delta: float, significance: float) -
     choosing, judging = Scores(inside[::2], outside[::2]), Scores(inside[1::2], outside[1::2])
     if min(len(judging.in_canary_scores), len(judging.out_canary_scores)) < 1:  # it is the smaller half
         return 0.0
-    marks = np.quantile(
-        np.concatenate([choosing.in_canary_scores, choosing.out_canary_scores]), np.linspace(0.01, 0.99, 99)
-    )
+    values = np.concatenate([choosing.in_canary_scores, choosing.out_canary_scores])
+    marks = np.quantile(values, np.linspace(0.01, 0.99, 99))
     best = max(marks, key=lambda mark: _by_rates(choosing, mark, delta, significance))
     return max(0.0, _by_rates(judging, best, delta, significance))
 
@@ -116,18 +112,12 @@ def epsilon_one_run(scores: Scores, delta: float, significance: float) -> float:
     shuffled = PublicRandomness.fresh().permutation(total, (0,)).numpy()  # ties are guessed at random
     ranked = truth[shuffled][np.argsort(-values[shuffled], kind="stable")]
     numbers = sorted({max(1, int(total * share) // 2) for share in (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)})
-    return max(
-        epsilon_of_guesses(
-            total,
-            2 * each,
-            int(ranked[:each].sum() + (~ranked[total - each :]).sum()),
-            delta,
-            significance / len(numbers),
-        )
-        if 2 * each <= total
-        else 0.0
-        for each in numbers
-    )
+    bounds, share = [0.0], significance / len(numbers)
+    for each in numbers:
+        if 2 * each <= total:
+            right = int(ranked[:each].sum() + (~ranked[total - each :]).sum())
+            bounds.append(epsilon_of_guesses(total, 2 * each, right, delta, share))
+    return max(bounds)
 
 
 def epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, significance: float) -> float:

@@ -44,11 +44,8 @@ class NoiseCorrelationTest:
 
     def problems(self, significance: float) -> list[str]:
         """What was found, with a chance of `significance` on independent noise."""
-        found = (
-            self._equal_coordinates(),
-            self._equal_steps(significance / 2),
-            self._echoes(significance / 2),
-        )
+        half = significance / 2
+        found = (self._equal_coordinates(), self._equal_steps(half), self._echoes(half))
         return [problem for problem in found if problem is not None]
 
     def _equal_coordinates(self) -> str | None:
@@ -99,12 +96,7 @@ SHARPNESS = 0.01
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReleaseFinding:
-    """What a release was found to be, made so often with so many canaries scored.
-
-    `noise` is an upper confidence limit on the effective noise multiplier, from canaries; `worst_noise` that of the
-    coordinate with the least noise, by its index in the model's flat vector, or among the numbers released; `moved`
-    how far a unit of the data moved its sum.
-    """
+    """What a release was found to be; both noises are upper confidence limits on the effective multiplier."""
 
     target: AuditedRelease
     releases: int
@@ -155,9 +147,8 @@ def audit_release(
     most = min(MAX_CANARIES, max(1, size))
     releases = _count_releases(target, most) if size else 0
     squares, patterns = np.zeros(size), NoiseCorrelationTest(size)
-    taken: dict[bool, list[Scores]] = {False: [], True: []}
-    problems: list[str] = []
-    sizes = set()
+    taken: dict[bool, list[tuple[Vector, Vector]]] = {False: [], True: []}
+    problems, sizes, canaries = list[str](), set[float](), 0
     for number in with_bar(range(releases), f"attacking {target.name}", progress):
         single = number % 2 == 1
         directions = target.directions(most, single=single)
@@ -168,21 +159,21 @@ def audit_release(
             break
         total = target.noisy_sum(released)
         scores = directions.scores(total)
-        taken[single].append(Scores(scores[present], scores[~present]))
+        taken[single].append((scores[present], scores[~present]))
+        canaries += directions.count
         residual = total - target.added(directions, present)
         squares += residual**2
         patterns.add(residual)
         sizes.add(float(released.noise_scale.max()))
     if len(sizes) > 1:
         problems.append("the stated noise differs between releases of one step")
-    limits = [
-        noise_multiplier_upper_bound(_joined(some), significance / 4) for some in taken.values() if some
-    ]
+    joined = [Scores(*map(np.concatenate, zip(*some, strict=True))) for some in taken.values() if some]
+    limits = [noise_multiplier_upper_bound(scores, significance / 4) for scores in joined]
     worst, where = _worst(squares, releases, significance / 4)
     return ReleaseFinding(
         target=target,
         releases=releases,
-        canaries=sum(scores.count for some in taken.values() for scores in some),
+        canaries=canaries,
         noise=min(limits, default=math.inf),
         worst_noise=worst,
         worst_coordinate=None if where is None else int(support.indices[where]),
@@ -192,10 +183,7 @@ def audit_release(
 
 
 def _count_releases(target: AuditedRelease, canaries: int) -> int:
-    """Releases that measure a canary's contribution sharply enough, half of them for each kind of canary.
-
-    What is not released in every step weighs less, and is made less often.
-    """
+    """Releases that measure a contribution sharply enough; fewer of what is not released in every step."""
     wanted = (2 * target.noise_multiplier / SHARPNESS) ** 2 / canaries
     most = MOST_RELEASES if target.phase.trains else max(FEWEST_RELEASES, MOST_RELEASES // 4)
     return 2 * int(min(most, max(FEWEST_RELEASES, math.ceil(wanted))))
@@ -208,10 +196,3 @@ def _worst(squares: Vector, count: int, significance: float) -> tuple[float, int
     if squares[place] <= count * ROUNDING_NOISE**2:
         return 0.0, place
     return math.sqrt(squares[place] / stats.chi2.ppf(significance / len(squares), count)), place
-
-
-def _joined(parts: list[Scores]) -> Scores:
-    return Scores(
-        np.concatenate([part.in_canary_scores for part in parts]),
-        np.concatenate([part.out_canary_scores for part in parts]),
-    )

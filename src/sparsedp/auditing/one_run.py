@@ -134,10 +134,7 @@ LEAST_NOISE = 0.25
 
 
 def yardstick(plan: Plan) -> str:
-    """The accountant that puts measured steps together: `pld`, the tightest, where it reaches the plan's delta.
-
-    Else the plan's own, so that what was measured is compared with what is claimed by the same yardstick.
-    """
+    """The accountant of measured steps: `pld`, the tightest, where it reaches the plan's delta, else the plan's."""
     reach = 0.99 * (plan.delta or 0.0) / (4 * ROUNDING)
     if plan.accountant is None or plan.total_steps <= reach:
         return "pld"

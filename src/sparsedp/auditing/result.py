@@ -82,28 +82,24 @@ class AuditResult:
 
     def summary(self) -> list[str]:
         """What was tried, what it shows and what it cannot show, for people who answer for privacy."""
-        return [*self._verdict(), *self._tried(), *LIMITATIONS]
-
-    def _verdict(self) -> list[str]:
-        found = [check for check in self.checks if not check.passed]
+        failed = [check for check in self.checks if not check.passed]
         shown, claimed = max(self.lower_bound, self.recomposed), _number(self.claimed_epsilon)
         if self.passed:
             verdict = (
                 "No leak beyond the claim was found: an attack on the whole plan shows epsilon of at least "
                 f"{_number(self.lower_bound)}, the plan claims {claimed} per {self.unit}, at delta {self.delta:g}."
             )
-        elif found and shown <= self.claimed_epsilon:
+        elif failed and shown <= self.claimed_epsilon:
             verdict = "The claim does not stand: something was seen that an honest mechanism never shows."
         else:
             verdict = (
                 f"The claim is broken: the audit shows epsilon of at least {_number(shown)}, more than the {claimed} "
                 f"claimed per {self.unit}, at delta {self.delta:g}."
             )
-        return [verdict, *(f"{check.name}: {check.problem}." for check in found)]
-
-    def _tried(self) -> list[str]:
         found = self.estimates
         return [
+            verdict,
+            *(f"{check.name}: {check.problem}." for check in failed),
             f"{self.canaries:,} canaries (planted {self.unit}s with gradients the attacker knows) went through the "
             f"real sampling, clipping and noise, one step at a time and over {self.steps} of the plan's "
             f"{self.planned_steps} steps, on a model of {self.dimension:,} numbers.",
@@ -115,6 +111,7 @@ class AuditResult:
             f"{_number(self.recomposed)}: what would have to be claimed for them, and more than an attack can show.",
             f"If everything is as claimed, an audit like this raises an alarm with a chance of at most "
             f"{1 - self.confidence:.3g}.",
+            *LIMITATIONS,
         ]
 
 

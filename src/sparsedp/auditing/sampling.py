@@ -51,9 +51,8 @@ class SamplerTest:
         rate = self._phase.sampling_rate
         wanted = HITS / (rate * self._units)
         if rate < 1:
-            wanted = max(
-                wanted, math.log(significance / self._units**2) / math.log(rate**2 + (1 - rate) ** 2)
-            )
+            untold = math.log(significance / self._units**2) / math.log(rate**2 + (1 - rate) ** 2)
+            wanted = max(wanted, untold)
         for step in range(len(self._sizes), min(math.ceil(wanted), MOST_COINS // self._units)):
             self.draw(step)
 
@@ -88,10 +87,7 @@ class SamplerTest:
         return [f"{self._phase.name}: {who}; they share a coin"] if shared else []
 
     def _spread_of_sizes(self, significance: float) -> list[str]:
-        """Independent coins make binomial batch sizes: neither all alike nor far too different.
-
-        Judged by chi-square, with a factor of 1.2 for sizes that are not quite normal.
-        """
+        """Binomial batch sizes are neither all alike nor far too different; 1.2 as they are not quite normal."""
         rate, sizes = self._phase.sampling_rate, np.asarray(self._sizes)
         variance = self._units * rate * (1 - rate)
         if len(sizes) < 8 or variance < 4:

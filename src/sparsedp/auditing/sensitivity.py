@@ -15,15 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import (
-    MEANS,
-    AuditedRelease,
-    AuditTarget,
-    Coins,
-    Indices,
-    device_of,
-    with_bar,
-)
+from sparsedp.auditing.canaries import MEANS, AuditedRelease, AuditTarget, Coins, Indices, device_of, with_bar
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.reference import ExampleLosses
@@ -105,10 +97,7 @@ def _counter(subject: AuditTarget) -> EmbeddingRowCounter:
 @final
 @dataclass(frozen=True, slots=True)
 class SensitivityFinding:
-    """The farthest a unit moved a sum, of the pairs that were tried.
-
-    `ratio` is the distance over the stated sensitivity: more than one breaks the guarantee.
-    """
+    """The farthest a unit moved a sum, over the stated sensitivity: a ratio above one breaks the guarantee."""
 
     ratio: float
     unit: str
@@ -127,9 +116,8 @@ def leave_one_out(
 ) -> dict[str, SensitivityFinding]:
     """Compare sums with and without a unit, in batches of several sizes, for random units and for crafted ones.
 
-    Batches are drawn by the real sampler, which is told whom to draw; rows go through the user's collate, the model
-    and the engine, under the generators a step has. Modes and state of the model are left as they are. Gives the
-    farthest movement of each sum.
+    Batches are drawn by the real sampler, which is told whom to draw, and go the way of a step's; the model is left
+    as it is. Gives the farthest movement of each sum.
     """
     found = {}
     for one in sums:
@@ -228,9 +216,11 @@ class AdversarialRows(Dataset[Any]):
             return self.base[index]
         leaves, shape = pytree.tree_flatten(self.base[index])
         others = pytree.tree_leaves(self.base[self.other])
-        return pytree.tree_unflatten(
-            [self.change(a, b) if _is_real(a) else a for a, b in zip(leaves, others, strict=True)], shape
-        )
+        changed = [
+            self.change(own, other) if isinstance(own, Tensor) and own.is_floating_point() else own
+            for own, other in zip(leaves, others, strict=True)
+        ]
+        return pytree.tree_unflatten(changed, shape)
 
 
 def rows_of(subject: AuditTarget, unit: int) -> list[int]:
@@ -240,7 +230,3 @@ def rows_of(subject: AuditTarget, unit: int) -> list[int]:
         return [unit]
     names = np.asarray(units)
     return np.flatnonzero(names == np.unique(names)[unit]).tolist()
-
-
-def _is_real(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()

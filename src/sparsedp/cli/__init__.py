@@ -113,9 +113,8 @@ def run_folder(path: Path) -> Path:
     from sparsedp.runs.directory import holds_run
 
     if not holds_run(path):
-        raise DataError(
-            f"{path} {'holds no run' if path.is_dir() else 'is no folder'}; give the folder of a run"
-        )
+        problem = "holds no run" if path.is_dir() else "is no folder"
+        raise DataError(f"{path} {problem}; give the folder of a run")
     return path
 
 

@@ -64,18 +64,11 @@ def plan(
     from sparsedp.privacy import NominalSplit
 
     asked: Any = {
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "epsilon": epsilon,
-        "noise_multiplier": noise_multiplier,
-        "delta": delta,
-        "max_grad_norm": clip_bounds(clip_norm),
-        "accountant": accountant,
-        "warmup_fraction": warmup_fraction,
+        "batch_size": batch_size, "epochs": epochs, "epsilon": epsilon, "noise_multiplier": noise_multiplier,
+        "delta": delta, "max_grad_norm": clip_bounds(clip_norm), "accountant": accountant,
+        "warmup_fraction": warmup_fraction, "units": units, "unit_name": unit,
         "split": None if warmup_budget is None else NominalSplit(warmup_budget),
-        "units": units,
-        "unit_name": unit,
-    }
+    }  # fmt: skip
     spec, reason = _spec(method, active_ratio, parameters, asked)
     if not spec.method.warm_up and (warmup_fraction, warmup_budget) != (None, None):
         raise SparseDPError(
@@ -160,7 +153,7 @@ def quote(spec: PlanConfig, d: int, other_budgets: Iterable[float]) -> dict[str,
     plan = spec.plan()
     by_accountant, active = epsilons(plan), count_active(spec.method, d)
     noise = noise_on_mean(plan, plan.phases[-1])
-    counts = {"all": d}
+    counts, sparse = {"all": d}, None if active is None else active * noise**2
     if active is not None and active != d:
         counts[f"the support of {spec.method.name}"] = active
     of_plan = ("method", "target_epsilon", "delta", "accountant", "unit", "units")
@@ -175,12 +168,7 @@ def quote(spec: PlanConfig, d: int, other_budgets: Iterable[float]) -> dict[str,
             for phase in plan.phases
         ],
         "active": active,
-        "noise_energy": {
-            "d": d,
-            "k": active,
-            "dense": d * noise**2,
-            "sparse": None if active is None else active * noise**2,
-        },
+        "noise_energy": {"d": d, "k": active, "dense": d * noise**2, "sparse": sparse},
         "noise_ratios": [
             {"which": name, "coordinates": count, "noise_ratio": ratio, "means": meaning_of(ratio)}
             for name, count in counts.items()

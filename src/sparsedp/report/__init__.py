@@ -72,12 +72,7 @@ def write_report(source: Path | str | Result, out: Path | str | None = None) -> 
 
 
 def write_guarantee(model: Any, path: Path | str) -> Path:
-    """Write what the fit of an estimator guarantees on one page to print, and return its path.
-
-    Args:
-        model: a fitted estimator of `sparsedp.sklearn`.
-        path: the file to write.
-    """
+    """Write what the fit of an estimator guarantees on one page to print, and return its path."""
     plan, result = model.result_.plan, model.result_
     # The promise is the target; what the plan costs is a little less.
     epsilon = max(float(model.epsilon_), float(plan.target_epsilon or 0.0))
@@ -106,12 +101,9 @@ def _write(template: str, content: Mapping[str, Any], target: Path) -> Path:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    loader = PackageLoader("sparsedp", "report")
     found = Environment(
-        loader=PackageLoader("sparsedp", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     found.globals["style"] = files("sparsedp.report").joinpath("report.css").read_text(encoding="utf-8")
     for function in (count, epsilon_text, metric_text, percent, rounded_up, significant):

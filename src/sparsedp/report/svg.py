@@ -63,16 +63,7 @@ def line_chart(
     band: tuple[str, float] | None = None,
     level: tuple[str, float] | None = None,
 ) -> Markup:
-    """Draw a line through points.
-
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        points: places on the two axes.
-        alt: what the chart shows, for those who do not see it.
-        band: where a first part of the horizontal axis ends, such as the warm-up, and its name.
-        level: a horizontal line with a name, such as the target.
-    """
+    """Draw a line through points, beside a named first part (`band`) and a named height (`level`)."""
     left, floor = 16 + LETTER * max(len(y.text(tick)) for tick in y.ticks), HEIGHT - BOTTOM
     right = WIDTH - RIGHT
 

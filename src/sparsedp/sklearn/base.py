@@ -380,9 +380,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         wide = [one.name for one in described if one.kind == "number" and one.high - one.low >= _WIDE]
         if self.bounds is not None:
             low, high = checked_bounds(self.bounds, self.n_features_in_)
-            wide = np.array(getattr(self, "feature_names_in_", range(self.n_features_in_)))[
-                high - low >= _WIDE
-            ].tolist()
+            known = np.array(getattr(self, "feature_names_in_", range(self.n_features_in_)))
+            wide = known[high - low >= _WIDE].tolist()
         for name in wide:
             warn(
                 f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will be next "

@@ -100,11 +100,8 @@ class PrivacyBudget:
             if "order" not in content:
                 content["order"] = RdpFilter.for_first_plan(plan, self.epsilon, self.delta).order
             whole = RdpFilter(self.epsilon, self.delta, content["order"])
-            epsilon, share, left = (
-                plan_epsilon(plan),
-                whole.cost(plan.events()) / whole.budget,
-                _left(content["draws"]),
-            )
+            epsilon, share = plan_epsilon(plan), whole.cost(plan.events()) / whole.budget
+            left = _left(content["draws"])
             if share > left * (1 + 1e-12):
                 raise PrivacyError(
                     f"budget: this fit (epsilon={epsilon:.4g}) costs {share:.1%} of epsilon={self.epsilon:g} at "

@@ -37,9 +37,7 @@ MISSING, OTHER = "missing", "other"
 """The levels of what is not there, and of what was not declared."""
 
 _READ_AS_MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "<NA>", "NaT", "None", "NULL", "null", "?"})
-_ARGUMENTS: Mapping[str, int] = MappingProxyType(
-    {"number": 2, "count": 1, "category": 1, "code": 1, "unit": 0, "drop": 0}
-)
+_ARGUMENTS = {"number": 2, "count": 1, "category": 1, "code": 1, "unit": 0, "drop": 0}
 
 _ICD10 = (
     "A00-B99 C00-D49 D50-D89 E00-E90 F00-F99 G00-G99 H00-H59 H60-H95 I00-I99 J00-J99 K00-K95 L00-L99 M00-M99 N00-N99 "
@@ -52,28 +50,14 @@ _ICD9 = (
 _CODE_HEADS = (re.compile(r"[A-Z]\d\w"), re.compile(r"E\d{3}|V\d\d|\d{1,3}"))
 """What a code of ICD-10 and of ICD-9 begins with."""
 CODE_SYSTEMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "icd10": tuple(_ICD10.split()),
-        "icd9": tuple(_ICD9.split()),
-        "atc": tuple("ABCDGHJLMNPRSV"),
-    }
+    {"icd10": tuple(_ICD10.split()), "icd9": tuple(_ICD9.split()), "atc": tuple("ABCDGHJLMNPRSV")}
 )
 """Public code systems, by their chapters: ranges of the leading characters, or single letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and its description, checked.
-
-    Attributes:
-        name: in the table.
-        kind: the first word of its rule.
-        low: lower bound, in days since 1970 for dates.
-        high: upper bound.
-        levels: of a category, or the chapters or prefixes of a code.
-        dates: whether the bounds are dates.
-        knots: how many further features a number has.
-    """
+    """A column and its description, checked; bounds that are dates are in days since 1970."""
 
     name: Any
     kind: str
@@ -217,9 +201,7 @@ def _floats(values: npt.NDArray[Any], name: Any) -> Floats:
             '"2030-12-31"), or drop it'
         )
     if values.dtype.kind in "OSU":
-        texts = [
-            str(value).strip() if isinstance(value, (str, bytes)) else value for value in values.tolist()
-        ]
+        texts = [str(one).strip() if isinstance(one, (str, bytes)) else one for one in values.tolist()]
         values = np.array([None if text in _READ_AS_MISSING else text for text in texts], dtype=object)
     try:
         return np.asarray(values, dtype=np.float64)

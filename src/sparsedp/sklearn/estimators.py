@@ -134,9 +134,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         return len(self.classes_)
 
     def _target_schema(self, held_out: TableDataset | None) -> dict[str, Any]:
-        counted = (
-            None if held_out is None else torch.bincount(held_out.y, minlength=len(self.classes_)).tolist()
-        )
+        counted = None if held_out is None else torch.bincount(held_out.y, minlength=self._outputs()).tolist()
         classes = None if self.classes is None else self.classes_.tolist()
         return {"classes": classes, "held_out_counts": counted}
 

@@ -111,9 +111,7 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _described(self, names: Iterable[Any]) -> list[Column]:
         if self.knots < 0 or self.knots == 1:
             raise DataError(f"knots: got {self.knots}, expected 0 for none, or at least 2")
-        found = [
-            Column.described(name, self.columns[name], self.knots) for name in names if name in self.columns
-        ]
+        found = [Column.described(one, self.columns[one], self.knots) for one in names if one in self.columns]
         if sum(column.kind == "unit" for column in found) > 1:
             raise DataError(
                 'columns: got several "unit", expected at most one column that says who is protected'
@@ -146,9 +144,7 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
-        tags.input_tags.string = True
-        tags.input_tags.categorical = True
-        tags.input_tags.allow_nan = True
+        tags.input_tags.string = tags.input_tags.categorical = tags.input_tags.allow_nan = True
         return tags
 
 
@@ -178,8 +174,7 @@ def refuse_what_is_no_number(X: Any) -> None:
         if X.ndim != 2 or X.dtype.kind in "iub" or (X.dtype.kind == "f" and np.isfinite(X).all()):
             return
     for name in column_names(X):
-        what = what_is_no_number(_values(X, name))
-        if what:
+        if what := what_is_no_number(_values(X, name)):
             raise _no_number(name, what)
 
 
@@ -230,9 +225,8 @@ def _values(X: Any, name: Any) -> npt.NDArray[Any]:
 def what_is_no_number(values: npt.NDArray[Any]) -> str | None:
     """What a column holds that is no finite number, if anything."""
     kinds = {type(value) for value in values} if values.dtype == object else {values.dtype.type}
-    if any(
-        issubclass(one, (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)) for one in kinds
-    ):
+    moments = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
+    if any(issubclass(one, moments) for one in kinds):
         return "dates or times"
     if any(issubclass(one, (str, bytes)) for one in kinds):
         return "text"

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, MappingProxyType
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
+import sklearn.preprocessing as preprocessing
 from sklearn.base import BaseEstimator
 from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import (
-    KBinsDiscretizer,
-    MaxAbsScaler,
-    MinMaxScaler,
-    OneHotEncoder,
-    OrdinalEncoder,
-    PowerTransformer,
-    QuantileTransformer,
-    RobustScaler,
-    StandardScaler,
-)
 from sklearn.utils import get_tags
 
 from sparsedp.errors import PrivacyError, PrivacyWarning
@@ -35,13 +25,13 @@ INSTEAD = (
 )
 
 _SCALERS = (
-    KBinsDiscretizer,
-    MaxAbsScaler,
-    MinMaxScaler,
-    PowerTransformer,
-    QuantileTransformer,
-    RobustScaler,
-    StandardScaler,
+    preprocessing.KBinsDiscretizer,
+    preprocessing.MaxAbsScaler,
+    preprocessing.MinMaxScaler,
+    preprocessing.PowerTransformer,
+    preprocessing.QuantileTransformer,
+    preprocessing.RobustScaler,
+    preprocessing.StandardScaler,
 )
 _REPEATED_FITS = ("calibration", "ensemble", "feature_selection", "model_selection", "multiclass", "multioutput",
                   "semi_supervised")  # fmt: skip
@@ -52,23 +42,19 @@ def _declared(step: Any) -> bool:
     return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
 
 
-_FIXED: Mapping[type, Callable[[Any], bool]] = MappingProxyType(
-    {
-        OneHotEncoder: _declared,
-        OrdinalEncoder: _declared,
-        SimpleImputer: lambda step: step.strategy == "constant" and step.keep_empty_features,
-        FrozenEstimator: lambda step: True,
-    }
-)
+_FIXED: dict[type, Callable[[Any], bool]] = {
+    preprocessing.OneHotEncoder: _declared,
+    preprocessing.OrdinalEncoder: _declared,
+    SimpleImputer: lambda step: step.strategy == "constant" and step.keep_empty_features,
+    FrozenEstimator: lambda step: True,
+}
 """Transformers that have to be fitted and yet learn nothing from the training data, if set so."""
 
-_PARTS: Mapping[type, Callable[[Any], list[Any]]] = MappingProxyType(
-    {
-        Pipeline: lambda step: [part for _, part in step.steps],
-        FeatureUnion: lambda step: [part for _, part in step.transformer_list],
-        ColumnTransformer: lambda step: [*(part for _, part, _ in step.transformers), step.remainder],
-    }
-)
+_PARTS: dict[type, Callable[[Any], list[Any]]] = {
+    Pipeline: lambda step: [part for _, part in step.steps],
+    FeatureUnion: lambda step: [part for _, part in step.transformer_list],
+    ColumnTransformer: lambda step: [*(part for _, part, _ in step.transformers), step.remainder],
+}
 
 
 def check_callers(estimator: Any) -> None:
