@@ -25,9 +25,8 @@ from sparsedp.training.trainer import Trainer
 class Loop:
     """Where a user's loop stands, and the trainer that takes its steps.
 
-    Formal guarantees:
-        The step is the trainer's own, on the rows it drew. What the loop does with its copies of them decides whether
-        the step is taken, and nothing else.
+    Formal guarantees: The step is the trainer's own, on the rows it drew. What the loop does with its copies of them
+    decides whether the step is taken, and nothing else.
     """
 
     def __init__(self, trainer: Trainer, criterion: Any, no_rows: Batch) -> None:
@@ -268,9 +267,9 @@ class PrivateModel(nn.Module):
     Attributes, `state_dict` and `load_state_dict` are those of the model inside, `module`; a copy of it, or what is
     read from its pickle, is the model inside alone.
 
-    Formal guarantees:
-        With gradients on, only the batch that the loader has just given is taken, and nothing is computed on it here.
-        Under `torch.no_grad()` it is the plain model, for held-out data; the batch that is out is refused.
+    Formal guarantees: With gradients on, only the batch that the loader has just given is taken, and nothing is
+    computed on it here. Under `torch.no_grad()` it is the plain model, for held-out data; the batch that is out is
+    refused.
     """
 
     def __init__(self, module: nn.Module, loop: Loop) -> None:

@@ -27,14 +27,8 @@ def live(plan: Plan, console: Console) -> Iterator[Callable[[Event], None]]:
 
     The epsilon is a bound on what is spent so far: the plan's, up to the end of the epoch at work.
     """
-    bar = Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
+    named, steps, left = map(TextColumn, ("[bold]{task.description}", "steps,", "left"))
+    bar = Progress(named, BarColumn(), MofNCompleteColumn(), steps, TimeRemainingColumn(), left)
     task = bar.add_task(plan.method, total=plan.total_steps)
     facts = Text()
     epsilons = [f"epsilon ≤ {rounded_up(bound, 3)}" for bound in epsilon_by_epoch(plan)]
@@ -65,12 +59,11 @@ class EpochLines(Callback):
 
     def on_epoch(self, metrics: EpochMetrics) -> None:
         """Print a line."""
-        event = metrics
-        accuracy = event.metrics.get("accuracy")
+        accuracy = metrics.metrics.get("accuracy")
         facts = [
-            f"epoch {event.epoch}/{self._epochs or '?'}",
-            f"epsilon {rounded_up(event.epsilon)}",
-            f"active {event.active_ratio:.1%}",
+            f"epoch {metrics.epoch}/{self._epochs or '?'}",
+            f"epsilon {rounded_up(metrics.epsilon)}",
+            f"active {metrics.active_ratio:.1%}",
             f"held-out accuracy {accuracy:.1%}" if accuracy is not None else "",
         ]
         self._screen.print("  ".join(facts))

@@ -16,15 +16,14 @@ from sparsedp.batch import Batch, LossFunction, example_count, to_device, valida
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import rows_in_order
 
-_AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-
 
 def threshold_of(criterion: object) -> float:
     """Where one output a row decides for class 1: halfway for losses that pull it to the target itself, else 0.
 
     Edge cases: A function says nothing of what it takes, so its outputs are taken for logits.
     """
-    return 0.5 if isinstance(criterion, _AIMING_AT_THE_TARGET) else 0.0
+    aims = isinstance(criterion, (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss))
+    return 0.5 if aims else 0.0
 
 
 def classification_metrics(outputs: Tensor, targets: Tensor, threshold: float = 0.0) -> dict[str, float]:

@@ -111,13 +111,10 @@ def make_private(
         run: a cap over several runs, engine, names for the record.
         other_names: refused; names of Opacus are answered by ours.
 
-    Formal guarantees:
-        As `fit`: the step is the trainer's, on the rows it drew, and the loop decides only when it is taken. Outputs
-        and losses on training rows are not computed outside the step, so a loop cannot log them. What your own code
-        makes of the batch itself is not protected.
-
-    Edge cases:
-        After the last planned step the run is finished; `private.finish()` gives its result.
+    Formal guarantees: As `fit`: the step is the trainer's, on the rows it drew, and the loop decides only when it is
+    taken. Outputs and losses on training rows are not computed outside the step, so a loop cannot log them. What your
+    own code makes of the batch itself is not protected.
+    Edge cases: After the last planned step the run is finished; `private.finish()` gives its result.
     """
     for name in other_names:
         expected = _IN_OPACUS.get(name, "none of that name; see help(sparsedp.make_private)")

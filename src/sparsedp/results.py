@@ -44,8 +44,7 @@ class Callback:
     ...     def on_step(self, report):
     ...         print(report.step, float(report.released.mean.norm()))
 
-    Formal guarantees:
-        Released values, public numbers and held-out metrics: nothing else reaches a callback.
+    Formal guarantees: Released values, public numbers and held-out metrics: nothing else reaches a callback.
     """
 
     def on_step(self, report: StepReport) -> None:

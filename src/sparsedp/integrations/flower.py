@@ -34,9 +34,8 @@ def client_app(make_client: Callable[[Context], Client], mods: Sequence[Any] = (
 
     `context.node_config["partition-id"]` says which client it is. Flower's mods that clip or add noise are refused.
 
-    Formal guarantees:
-        The client clips before it sends. An error of its training is told to the server by its type alone: an error's
-        words may quote the data.
+    Formal guarantees: The client clips before it sends. An error of its training is told to the server by its type
+    alone: an error's words may quote the data.
     """
     for mod in mods:
         if isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod):
@@ -174,9 +173,8 @@ class SparseDPStrategy(Strategy):
     def _number_nodes(self, grid: Grid) -> int:
         """Say which Flower node is which client of the plan, while it stays, and how many are.
 
-        Formal guarantees:
-            The number of clients is public and fixed. A node beyond it is not asked; one that comes for one that left
-            takes its number, and so its coin.
+        Formal guarantees: The number of clients is public and fixed. A node beyond it is not asked; one that comes
+        for one that left takes its number, and so its coin.
         """
         connected = sorted(grid.get_node_ids())
         known = {node: self._number_of[node] for node in connected if node in self._number_of}

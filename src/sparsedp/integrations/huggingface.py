@@ -73,13 +73,11 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         privacy: a `PrivacyArguments`.
         kwargs: as in `transformers.Trainer`.
 
-    Formal guarantees:
-        That of `make_private`. Training losses are not computed, so logs hold rate, epsilon and evaluation.
-
-    Edge cases:
-        Pad to one fixed length; padding to the longest of a batch mixes examples, and is refused. `train` gives
-        `training_loss=nan`. A callback may stop the training; the guarantee is then that of the whole plan. A
-        callback cannot end an epoch early: epochs are planned.
+    Formal guarantees: That of `make_private`. Training losses are not computed, so logs hold rate, epsilon and
+    evaluation.
+    Edge cases: Pad to one fixed length; padding to the longest of a batch mixes examples, and is refused. `train`
+    gives `training_loss=nan`. A callback may stop the training; the guarantee is then that of the whole plan. A
+    callback cannot end an epoch early: epochs are planned.
     """
 
     state: Any
@@ -111,7 +109,8 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             kwargs: refused.
         """
         resume = self._resumes(resume_from_checkpoint, kwargs)
-        check_supported(self)
+        if found := list(_unsupported(self)):
+            raise SparseDPError(f"SparseDPTrainer does not heed {'. '.join(found)}")
         assert self.model is not None
         self.model.train()
         if self.optimizer is None:
@@ -366,13 +365,8 @@ METHODS = {
 """Methods that transformers' own loop calls."""
 
 
-def check_supported(trainer: HubTrainer) -> None:
-    """Refuse settings that a private run would pass over in silence."""
-    if found := list(_unsupported(trainer)):
-        raise SparseDPError(f"SparseDPTrainer does not heed {'. '.join(found)}")
-
-
 def _unsupported(trainer: HubTrainer) -> Iterator[str]:
+    """What is set and a private run would pass over in silence."""
     args = trainer.args
     for setting in fields(args):
         if not setting.init:

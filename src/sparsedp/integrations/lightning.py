@@ -62,13 +62,11 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         privacy: further arguments of `make_private`: epsilon, epochs, delta, max_grad_norm, method, run_dir, ...;
             `epochs` must be the trainer's `max_epochs`.
 
-    Formal guarantees:
-        That of `make_private`. What `training_step` logs by `self.log` is dropped, and that is said once: it would
-        be a number of one private example.
-
-    Edge cases:
-        Refused: several optimizers, schedules that watch a metric, `accumulate_grad_batches`, `gradient_clip_val`,
-        another `max_epochs` than was planned, mixed precision, `ckpt_path` (a run resumes from its `run_dir`).
+    Formal guarantees: That of `make_private`. What `training_step` logs by `self.log` is dropped, and that is said
+    once: it would be a number of one private example.
+    Edge cases: Refused: several optimizers, schedules that watch a metric, `accumulate_grad_batches`,
+    `gradient_clip_val`, another `max_epochs` than was planned, mixed precision, `ckpt_path` (a run resumes from its
+    `run_dir`).
     """
 
     def __init__(

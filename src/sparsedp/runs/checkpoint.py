@@ -73,21 +73,13 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
     content = {"step": checkpoint.step, "identity": dict(checkpoint.identity), "state": state}
     document = json.dumps(content, allow_nan=False)
     # One key: safetensors writes the keys of its metadata in no fixed order.
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "sha256": _digest(document, tensors),
-        "document": document,
-    }
+    digest = _digest(document, tensors)
+    header = {"format": FORMAT, "version": VERSION, "sha256": digest, "document": document}
     return save(tensors, {"checkpoint": json.dumps(header)})
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and check every byte of it.
-
-    Raises:
-        DataError: it is missing, damaged, or of another format or version.
-    """
+    """Read a checkpoint and check every byte of it."""
     with wrap_read_errors(path):
         content = path.read_bytes()
         (length,) = _LENGTH.unpack_from(content)
@@ -192,12 +184,10 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
         raise ModelError(f"the checkpoint belongs to another model: {error}") from error
 
 
-_APART = ("plan", "method", "layout", "seed", "public_seed", "details")
-
-
 def setup_names(identity: Mapping[str, Json]) -> tuple[str, ...]:
     """The trainer's own choices (optimizer, engine, ...): in the record's settings and in the identity alike."""
-    return tuple(name for name in identity if name not in _APART)
+    apart = ("plan", "method", "layout", "seed", "public_seed", "details")
+    return tuple(name for name in identity if name not in apart)
 
 
 def identity_of(setup: RunSetup) -> dict[str, Json]:

@@ -57,8 +57,7 @@ def check_new(path: Path | str) -> Path:
 def digest_of(name: str, content: bytes) -> str:
     """Compute the SHA-256 by which the ledger knows a file; of the record without its timing.
 
-    Formal guarantees:
-        How long a run took may depend on the data, so nothing public, a hash included, is made from it.
+    Formal guarantees: How long a run took may depend on the data, so nothing public, no hash either, is made from it.
     """
     if name == RECORD:
         content = readable_json({**parse_json(content, name), "timing": None})
@@ -99,11 +98,7 @@ class RunDirectory:
     def create(
         cls, path: Path | str, plan: Plan, start: Callable[[], Checkpoint], record: RunRecord, *, replay: bool
     ) -> RunDirectory:
-        """Make the directory of a new run with its first checkpoint and record: whole, or not at all.
-
-        Raises:
-            SparseDPError: something is there already, or it cannot be written.
-        """
+        """Make the directory of a new run with its first checkpoint and record: whole, or not at all."""
         final = check_new(path)
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -168,10 +163,7 @@ class RunDirectory:
 
 
 def _repair_digests(path: Path, ledger: Ledger, known: Mapping[str, Sequence[str]]) -> None:
-    """Append the digest of each file that is on disk, if it is a known one and not the chain's newest.
-
-    A write that failed, or a kill, leaves the file before the one that the ledger names last.
-    """
+    """Append the digest of a known file on disk that is older than the chain says, as a failed write leaves it."""
     found = {name: digest_of(name, (path / name).read_bytes()) for name in known if (path / name).exists()}
     newest = {name: ledger.state.expected_digests(name)[-1] for name in found}
     stale = {name: one for name, one in found.items() if one in known[name] and one != newest[name]}
@@ -184,11 +176,6 @@ class SavedRun(NamedTuple):
 
     directory: RunDirectory
     checkpoint: Checkpoint
-
-    @property
-    def public_seed(self) -> int:
-        """The seed of its public draws."""
-        return int(self.checkpoint.identity["public_seed"])
 
 
 def _resumed(path: Path, plan: Plan, replay: bool) -> tuple[RunDirectory, Checkpoint]:
@@ -223,12 +210,7 @@ def resumes(out: Path | str | None, resume: bool) -> bool:
 
 
 def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> SavedRun | None:
-    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it.
-
-    Raises:
-        DataError: there is no run to resume, or it is damaged.
-        PrivacyError: its ledger is in use, does not verify, or knows another checkpoint than the one that is there.
-    """
+    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it."""
 
     def find() -> tuple[RunDirectory, Checkpoint] | None:
         if resume and out is None:

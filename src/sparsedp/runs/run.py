@@ -202,14 +202,11 @@ def continue_runs(
         split: how phases without noise share what is left.
         run: names the run that the plan is for; a plan for another counts beside it.
 
-    Formal guarantees:
-        On return every earlier ledger is closed on disk, for the returned plan: its run cannot be resumed. A plan
-        that got an earlier run's remainder counts whole unless the directory of its run is among `earlier`. Run the
-        returned plan once.
-
-    Edge cases:
-        A process killed on the way may have closed some ledgers. The same call then gives the same plan, except when
-        the kill cut a ledger's line: then the plan that nobody saw counts whole.
+    Formal guarantees: On return every earlier ledger is closed on disk, for the returned plan: its run cannot be
+    resumed. A plan that got an earlier run's remainder counts whole unless the directory of its run is among
+    `earlier`. Run the returned plan once.
+    Edge cases: A process killed on the way may have closed some ledgers. The same call then gives the same plan,
+    except when the kill cut a ledger's line: then the plan that nobody saw counts whole.
 
     Raises:
         PrivacyError: nothing is left, or an earlier run is still going on.

@@ -105,12 +105,8 @@ def verify(path: Path | str, *, independent: bool = True) -> Verification:
         path: the directory of a run.
         independent: also compute epsilon by other accountants (`other_epsilons`); takes seconds.
 
-    Formal guarantees:
-        It shows files that do not agree, or were changed after the run wrote them. The chain has no key: somebody
-        who writes all files anew, ledger included, or continues two copies of a run, is not found out.
-
-    Raises:
-        DataError: there is no run.
+    Formal guarantees: It shows files that do not agree, or were changed after the run wrote them. The chain has no
+    key: somebody who writes all files anew, ledger included, or continues two copies of a run, is not found out.
     """
     path = Path(path)
     if not holds_run(path):
@@ -155,7 +151,6 @@ class _Checks:
         self.done: list[Check] = []
 
     def read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Give what can be read, or note why not."""
         found, problem = None, None
         try:
             found = read()
@@ -167,7 +162,6 @@ class _Checks:
         return found
 
     def add(self, name: str, make: Callable[[], Iterable[Check]]) -> None:
-        """Add some checks of files that were read."""
         try:
             self.done += make()
         except Exception as error:
@@ -184,7 +178,6 @@ def _canonical(path: Path, written: Mapping[str, bytes | None]) -> Iterator[Chec
 
 
 def _files(path: Path, ledger: LedgerState) -> Iterator[Check]:
-    """Each file is the one that the ledger's chain knows."""
     for name in (CHECKPOINT, METRICS, RECORD):
         problem = "its SHA-256 is not the one in the ledger: one of them was changed; restore them"
         try:
@@ -211,7 +204,6 @@ def _plan_and_ledger(plan: Plan, ledger: LedgerState, epsilons: Mapping[str, flo
 
 
 def _checkpoint_and_ledger(checkpoint: Checkpoint, ledger: LedgerState) -> Iterator[Check]:
-    """The checkpoint's place in the ledger, and its plan."""
     yield _place("the ledger goes on from where the checkpoint knew it", checkpoint.state["ledger"], ledger)
     yield _at_most("the checkpoint's steps were all paid for", checkpoint.step, ledger.charged)
     yield _equal("the checkpoint's plan is the ledger's", checkpoint.identity["plan"], ledger.plan)
@@ -334,13 +326,10 @@ def _fits(name: str, fits: bool, problem: str) -> Check:
 def other_epsilons(ledger: LedgerState) -> dict[str, float]:
     """Compute epsilon of everything charged by `dp_accounting`'s own accountants, and by Opacus's if installed.
 
-    Formal guarantees:
-        Only Opacus's are independent of the plan's accountant. `dp_accounting` composes and reads off the plan's loss
-        distributions too; what differs here is how a step's loss is discretised. Both families take sampling rate,
-        noise and steps from the ledger, so an error there is in all of them.
-
-    Edge cases:
-        Empty when the run is not private.
+    Formal guarantees: Only Opacus's are independent of the plan's accountant. `dp_accounting` composes and reads off
+    the plan's loss distributions too; what differs here is how a step's loss is discretised. Both families take
+    sampling rate, noise and steps from the ledger, so an error there is in all of them.
+    Edge cases: Empty when the run is not private.
     """
     import dp_accounting as dp
 
@@ -360,11 +349,7 @@ def other_epsilons(ledger: LedgerState) -> dict[str, float]:
 
 
 def _discretization(event: SampledGaussian) -> float:
-    """A grid for one step's privacy loss: a sixteenth of its standard deviation, at most the library's 1e-4.
-
-    The library's default is coarser than the whole loss at small sampling rates, and its epsilon then far too high.
-    The number of points of a step's loss is limited to some hundred thousand.
-    """
+    """A grid for one step's privacy loss: at small rates the default is coarser than all of it."""
     rate, noise = event.sampling_rate, event.noise_multiplier
     deviation = rate * math.sqrt(math.expm1(min(1 / noise**2, 50.0)))
     largest = math.log1p(rate * math.expm1(min(10 / noise + 0.5 / noise**2, 500.0)))

@@ -162,10 +162,7 @@ def _tensor(value: Any) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
-Units = Tensor | Sequence[int] | None
-
-
-def count_units(dataset: Dataset[Any], units: Units) -> int:
+def count_units(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:
     """How many units a data set has: rows, or the different ids among `units`, one for each row."""
     rows = len(cast("Any", dataset))
     if rows == 0:
@@ -198,10 +195,6 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
         )
 
 
-STATISTICS_ROWS = 1024
-"""Most rows at once in a phase that does not train, unless told."""
-
-
 @final
 class Batches:
     """Draws every step's batch as the plan says.
@@ -221,7 +214,7 @@ class Batches:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate_fn
         shapes = ShapeValidator()
         # A phase that does not train takes all units, so then there is a limit anyway.
-        most = loading.max_physical_batch or max(STATISTICS_ROWS, loading.rows_per_unit)
+        most = loading.max_physical_batch or max(1024, loading.rows_per_unit)
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
@@ -256,10 +249,6 @@ class Batches:
 def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
     return int(inputs_of(first_row(dataset, collate)).shape[1])
-
-
-FEATURE_TOLERANCE = 1e-4
-"""What rounding in another batch may change, as a share of the largest feature. Mixing changes far more."""
 
 
 def extract_features(
@@ -317,7 +306,8 @@ def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
     made = made_up(like, 8)
     together = _run(body, made)
     alone = torch.cat([_run(body, row[None]) for row in made])
-    room = FEATURE_TOLERANCE * float(together.abs().max()) if together.numel() else 0.0
+    # Rounding in another batch changes this share of the largest feature; mixing changes far more.
+    room = 1e-4 * float(together.abs().max()) if together.numel() else 0.0
     for other in (alone, _run(body, made.flip(0)).flip(0)):
         if not torch.allclose(together, other, rtol=0.0, atol=room, equal_nan=True):
             raise ModelError(

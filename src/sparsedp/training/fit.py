@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -30,10 +30,8 @@ from sparsedp.optimizers.factory import (
     named_optimizer,
 )
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import Plan
 from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.directory import resumes
-from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import count_channels, evaluator_of, given_data, loading_of
 from sparsedp.training.normalization import Normalised
 from sparsedp.training.planning import RunConfig, plan_for
@@ -125,7 +123,10 @@ def fit(
     loading = loading_of(data, given, unit_ids)
     if evaluate is None and eval_dataset is not None:
         evaluate = evaluator_of(eval_dataset, given, criterion, collate=data.collate_fn)
-    chosen, lr = _own_rate(optimizer, lr)
+    if isinstance(optimizer, str) and not callable(lr):
+        optimizer, lr = named_optimizer(optimizer, lr), None
+    elif isinstance(optimizer, str) or (optimizer is not None and lr is not None):
+        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
     distributed.connect()
     resume = resumes(run_dir, resume)
     plan = plan_for(
@@ -149,13 +150,18 @@ def fit(
     )
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
-    with _progress_bar(plan, shown=progress and distributed.is_main_process()) as bar:
+    named, metadata, screen = public_weights(model), run.metadata, Console(stderr=True)
+    if named:
+        metadata = replace(metadata, schema={**(metadata.schema or {}), **named})
+    shown = progress and distributed.is_main_process() and screen.is_terminal
+    with ExitStack() as closing:
+        bar = (closing.enter_context(live(plan, screen)),) if shown else ()
         trainer = Trainer(
             model,
             given.dataset,
             criterion,
             plan=plan,
-            optimizer=chosen or default_optimizer(lr, plan),
+            optimizer=optimizer or default_optimizer(lr, plan),
             lr_scheduler=lr_scheduler,
             data=loading,
             evaluate=evaluate,
@@ -166,7 +172,7 @@ def fit(
             ema_decay=ema_decay,
             public_scores=public_scores,
             callbacks=(*callbacks, *bar),
-            metadata=_naming_weights(run.metadata, model),
+            metadata=metadata,
         )
         return distributed.report_failure(lambda: _run(trainer))
 
@@ -175,33 +181,6 @@ def public_weights(model: nn.Module) -> dict[str, Any]:
     """The public weights that parts of the model say they were loaded from, as an entry of the record's schema."""
     named = {str(part.public_weights) for part in model.modules() if hasattr(part, "public_weights")}
     return {"public_weights": sorted(named)} if named else {}
-
-
-def _naming_weights(metadata: RunMetadata, model: nn.Module) -> RunMetadata:
-    found = public_weights(model)
-    return replace(metadata, schema={**(metadata.schema or {}), **found}) if found else metadata
-
-
-def _own_rate(
-    optimizer: OptimizerChoice | str | None, lr: Rate | None
-) -> tuple[OptimizerChoice | None, Rate | None]:
-    """The optimizer with its rate, or none and the rate for the default one."""
-    if isinstance(optimizer, str) and not callable(lr):
-        return named_optimizer(optimizer, lr), None
-    if isinstance(optimizer, str) or (optimizer is not None and lr is not None):
-        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
-    return optimizer, lr
-
-
-@contextmanager
-def _progress_bar(plan: Plan, *, shown: bool) -> Iterator[Sequence[CallbackLike]]:
-    """A callback that draws a bar, where there is somebody to see it."""
-    screen = Console(stderr=True)
-    if not shown or not screen.is_terminal:
-        yield ()
-        return
-    with live(plan, screen) as bar:
-        yield (bar,)
 
 
 def _run(trainer: Trainer) -> Result:

@@ -65,12 +65,7 @@ class Normalised(nn.Module):
 
 
 def check_normalisation(plan: Plan, model: nn.Module) -> None:
-    """Refuse phases without training that are not a normalisation at the start, or one that the model cannot take.
-
-    Raises:
-        PrivacyError: the plan has another phase that does not train.
-        ModelError: the model is not `Normalised`.
-    """
+    """Refuse phases without training that are not a normalisation at the start, or one that the model cannot take."""
     phase = plan.preliminary(NORMALISE)
     others = {other.name for other in plan.phases if not other.trains} - {NORMALISE, SELECT.name}
     if others:
@@ -124,16 +119,3 @@ def release_statistics(
     means = None if phase.steps == 1 else released(None)
     measured = channels if columns is None else columns.numel()
     model.set_constants(means, released(torch.zeros(measured) if means is None else means.mean), columns)
-
-
-def check_not_lost(plan: Plan, saved: int, paid: int) -> None:
-    """Refuse to go on after a crash between paying for a release that does not train and saving it, without a seed.
-
-    Raises:
-        PrivacyError: what it gave is gone, and releasing it again would cost again.
-    """
-    if any(not plan.phase_at(step).trains for step in range(saved, paid)):
-        raise PrivacyError(
-            "the run was interrupted after it paid for its normalisation or its selection and before that was saved; "
-            "releasing it again would cost again. Start a new run; what this one paid stays spent"
-        )

@@ -79,7 +79,14 @@ def plan_for(
     if cap is not None:
         asked["epsilon"], asked["delta"] = cap.epsilon, cap.delta
     if public_scores is not None:
-        method = _with_scores(GIVEN if method == AUTO_METHOD else method, public_scores)
+        method = GIVEN if method == AUTO_METHOD else method
+        row = get_method(method) if isinstance(method, str) else method
+        if not isinstance(row.ranking, Given):
+            raise SparseDPError(
+                f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
+            )
+        # Named in the ranking, so that the plan says which scores they are.
+        method = replace(row, ranking=Given(PublicScores.of(public_scores).checksum))
     protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
     called = _name_of_unit(dataset, loading)
     if loading.sharded:
@@ -171,22 +178,8 @@ def _name_of_unit(dataset: Dataset[Any], loading: DataConfig) -> str:
     return "row"
 
 
-def _with_scores(method: str | Method, scores: Mapping[str, Any]) -> Method:
-    """The method with the scores named in its ranking, so that the plan says which they are."""
-    row = get_method(method) if isinstance(method, str) else method
-    if not isinstance(row.ranking, Given):
-        raise SparseDPError(
-            f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
-        )
-    return replace(row, ranking=Given(PublicScores.of(scores).checksum))
-
-
 def _saved_plan(asked: PlanConfig, out: Path | str, total: float | None, *, continues: bool) -> Plan:
-    """The plan of the run at `out`, if that is what is asked for; its noise is kept as it was calibrated.
-
-    Raises:
-        PrivacyError: it is another plan, and in what it differs, or has another cap.
-    """
+    """The plan of the run at `out`, if that is what is asked for; its noise is kept as it was calibrated."""
     saved = Run.open(out).plan
     planned = PlanConfig.of(saved)
     if planned != asked:

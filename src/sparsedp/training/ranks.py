@@ -35,11 +35,7 @@ _ITS_OWN = re.compile(r"0x[0-9a-f]+|GPU \d+|cuda:\d+")
 
 
 def partition_of(dataset: Dataset[Any], loading: DataConfig, saved: Checkpoint | None) -> UnitPartition:
-    """Which units this rank draws; a run begun by several ranks is cut in the same way by one.
-
-    Raises:
-        DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
-    """
+    """Which units this rank draws; a run begun by several ranks is cut in the same way by one."""
     units = None if loading.unit_ids is None else np.unique(np.asarray(loading.unit_ids))
     if loading.sharded and units is None:
         refuse_shared_rows(dataset, loading.collate_fn)
@@ -66,13 +62,8 @@ def refuse_shared_rows(dataset: Dataset[Any], collate: Collate | None) -> None:
     """Refuse shards, whose rows are the units, that are copies of each other.
 
     Ranks compare digests of their first rows, under a key that is drawn for this and kept nowhere.
-
-    Edge cases:
-        Two equal rows may be two people. So two shards are refused if all compared rows are the same, in whatever
-        order, or if more than half of the rows that one has only once are in the other.
-
-    Raises:
-        DataError: on every rank, naming two that hold the same rows.
+    Edge cases: Two equal rows may be two people. So two shards are refused if all compared rows are the same, in
+    whatever order, or if more than half of the rows that one has only once are in the other.
     """
     if distributed.world_size() == 1:
         return
@@ -109,9 +100,19 @@ def _are_copies(one: list[bytes], other: list[bytes]) -> bool:
     return sorted(one) == sorted(other) or 2 * len(once[0] & once[1]) > min(len(one), len(other))
 
 
-def _model_facts(model: nn.Module) -> dict[str, Json]:
-    """Its tensors, which of them are trained, and its parts in words: what a weight does depends on those."""
+def first_facts(
+    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: DataConfig, seed: int | None
+) -> dict[str, Json]:
+    """What must be the same before anything can be sent: plan, model, loss, amount of data, versions.
+
+    What a weight does depends on the model's tensors, on which of them are trained, and on its parts.
+    """
+    units = None
+    if not loading.sharded and loading.unit_ids is not None:
+        ids = np.ascontiguousarray(np.asarray(loading.unit_ids))
+        units = blake2b(ids.tobytes(), digest_size=16).hexdigest()
     return {
+        "plan": plan.fingerprint,
         "model": {
             name: [*value.shape, str(value.dtype)]
             for name, value in [*model.named_parameters(), *model.named_buffers()]
@@ -123,21 +124,9 @@ def _model_facts(model: nn.Module) -> dict[str, Json]:
             for name, part in model.named_modules()
         },
         "training": [name for name, part in model.named_modules() if part.training],
-    }
-
-
-def first_facts(
-    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: DataConfig, seed: int | None
-) -> dict[str, Json]:
-    """What must be the same before anything can be sent: plan, model, loss, amount of data, versions."""
-    return {
-        "plan": plan.fingerprint,
-        **_model_facts(model),
         "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
         "rows": None if loading.sharded else len(cast("Any", dataset)),
-        "units": None
-        if loading.sharded or loading.unit_ids is None
-        else _hash_of(np.asarray(loading.unit_ids)),
+        "units": units,
         "sharded": loading.sharded,
         "max_physical_batch": loading.max_physical_batch,
         "seed": seed,
@@ -162,7 +151,3 @@ def weight_facts(model: nn.Module, support: Support, position: int) -> dict[str,
         "weights": blake2b(b"".join(tensor_digest(value) for _, value in state), digest_size=16).hexdigest(),
         "support": tensor_digest(support.indices).hex(),
     }
-
-
-def _hash_of(values: np.ndarray[Any, Any]) -> str:
-    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).hexdigest()

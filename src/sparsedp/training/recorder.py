@@ -13,7 +13,7 @@ from typing import Self
 
 from sparsedp import distributed
 from sparsedp._files import Json
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.parameters import Support
 from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant, plan_epsilon
@@ -25,7 +25,7 @@ from sparsedp.results import CallbackLike, LedgerSummary, Result, StepReport, te
 from sparsedp.runs.checkpoint import Checkpoint, check_identity, checkpoint_of, history_of, identity_of
 from sparsedp.runs.directory import RunDirectory, SavedRun, new_run
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, EpochMetrics, History, RunMetadata, RunSetup
-from sparsedp.training.normalization import Normalised, check_not_lost
+from sparsedp.training.normalization import Normalised
 from sparsedp.training.ranks import weight_facts
 from sparsedp.training.state import Learner
 
@@ -133,11 +133,6 @@ class RecordedRun:
             self.save()
         return report
 
-    def _end_preliminary(self, steps: int) -> None:
-        """Note releases that do not train, which no report shows, and save at once."""
-        self.position, self._between_steps = self.position + steps, True
-        self.save()
-
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
         if self._store.path is not None:
@@ -192,7 +187,11 @@ class RecordedRun:
         self.position = saved.step
         if self._facts.seed is None:
             paid = store.ledger.next_step
-            check_not_lost(self.plan, saved.step, paid)
+            if any(not self.plan.phase_at(step).trains for step in range(saved.step, paid)):
+                raise PrivacyError(
+                    "the run was interrupted after it paid for its normalisation or its selection and before that "
+                    "was saved; releasing it again would cost again. Start a new run; what this one paid stays spent"
+                )
             self.position = paid
             self.learner.skip(paid - saved.step)
         store.write_checkpoint(self._state())
@@ -289,8 +288,8 @@ def facts_of(
         layout=learner.layout,
         seed=seed,
         public_seed=public_seed,
-        settings={**learner.describe(), **setup},
-        details=learner.details(),
+        settings={**learner.setup, **setup},
+        details=learner.details,
     )
 
 
@@ -298,4 +297,8 @@ def public_randomness(seed: int | None, found: SavedRun | None) -> PublicRandomn
     """What a run's public draws come from: its seed, the run it goes on with, or a new one."""
     if seed is not None:
         return PublicRandomness(seed)
-    return PublicRandomness.fresh() if found is None else PublicRandomness(found.public_seed)
+    return (
+        PublicRandomness.fresh()
+        if found is None
+        else PublicRandomness(int(found.checkpoint.identity["public_seed"]))
+    )

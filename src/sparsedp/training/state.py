@@ -58,7 +58,12 @@ class OptimizerConfig:
 
 @final
 class Learner:
-    """Everything that a release moves, and nothing that sees data."""
+    """Everything that a release moves, and nothing that sees data.
+
+    Attributes:
+        setup: optimizer and scheduler as they were given, for the record.
+        details: what else of them decides the training: a run resumes with the same alone.
+    """
 
     def __init__(
         self,
@@ -85,15 +90,13 @@ class Learner:
         if self._average is not None and coasts:
             self._average.follow(Support.full(layout.dimension))
         self._closed, self._made_optimizer = False, not isinstance(rule.optimizer, Optimizer)
-        self._setup = {
-            "optimizer": {
-                "class": type(self._optimizer).__name__,
-                "groups": plain(_settings(self._optimizer)),
-            },
+        groups = [{n: v for n, v in one.items() if n != "params"} for one in self._optimizer.param_groups]
+        self.setup: dict[str, Json] = {
+            "optimizer": {"class": type(self._optimizer).__name__, "groups": plain(groups)},
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
         }
         schedule = plain(scheduler_state(self._scheduler))
-        self._details: dict[str, Json] = {"schedule": schedule, "parameters": members}
+        self.details: dict[str, Json] = {"schedule": schedule, "parameters": members}
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -181,12 +184,7 @@ class Learner:
         self.applier.hand_back()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of the same run.
-
-        Raises:
-            ModelError: it belongs to another model.
-            SparseDPError: it belongs to another optimizer, scheduler, method or plan.
-        """
+        """Go on from a checkpoint of the same run."""
         load_model_state(self.model, checkpoint)
         saved = checkpoint.state
         restore_scheduler(self._scheduler, saved["scheduler"])
@@ -194,18 +192,6 @@ class Learner:
             self._average.restore(saved["average"])
         self.controller.restore(SchedulerState(**saved["controller"]))
         self.applier.restore(saved["optimizer"], self.controller.support)
-
-    def describe(self) -> dict[str, Json]:
-        """Optimizer and scheduler as they were given, for the record."""
-        return dict(self._setup)
-
-    def details(self) -> dict[str, Json]:
-        """What else of them decides the training: a run resumes with the same alone."""
-        return dict(self._details)
-
-
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def plain(value: Any) -> Json:

@@ -49,11 +49,7 @@ def counted_rows(
     probe: Callable[[], Batch],
     public: PublicRandomness,
 ) -> EmbeddingRowCounter | None:
-    """What a selection looks at, tried on a few rows; None for a method without one.
-
-    Raises:
-        ModelError: samples cannot be told apart in what the tables are asked for.
-    """
+    """What a selection looks at, tried on a few rows; None for a method without one."""
     if controller.tables is None:
         return None
     counter = EmbeddingRowCounter(model, loss, [slot.name for slot in controller.tables.slots])

@@ -155,7 +155,8 @@ class Trainer(RecordedRun):
         self._begin_step()
         with self._stepper.secret_generators(self.position):
             release(phase, chain([first], others), self.ledger)
-        self._end_preliminary(phase.steps)
+        self.position, self._between_steps = self.position + phase.steps, True
+        self.save()
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
