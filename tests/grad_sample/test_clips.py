@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from gradient_cases import CASES, By, loss, plain_loop, supports, unit_means
+from gradient_cases import CASES, By, loss, output_sum, plain_loop, supports, unit_means
 from structure_cases import STRUCTURES
 from torch import Tensor, nn
 
@@ -145,10 +145,6 @@ def test_patterns_that_leave_out_a_parameter_or_match_none_are_refused(norms, ma
 
 
 # Float rounding may not carry a record past the clip: norms and sums must see the same numbers.
-
-
-def output_sum(model, rows):
-    return model(rows).float().flatten(1).sum(1)
 
 
 def linear_loss(model, rows):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from gradient_cases import CASES, GEOMETRIES, By, assert_equals_a_plain_loop, loss, supports
+from gradient_cases import CASES, GEOMETRIES, By, assert_equals_a_plain_loop, loss, output_sum, supports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -236,10 +236,6 @@ def test_the_engine_equals_a_plain_loop(always, monkeypatch, case, most_terms):
     monkeypatch.setattr(linear, "MOST_TERMS", most_terms)
     model, rows = CASES[case].make(torch.float64)
     assert_equals_a_plain_loop(BookKeepingEngine(model, loss), model, rows)
-
-
-def output_sum(model, rows):
-    return model(rows).float().flatten(1).sum(1)
 
 
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])

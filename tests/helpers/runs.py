@@ -27,7 +27,9 @@ from sparsedp.methods.scores import Contributions, Given
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.charge import Charge
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
+from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Result
 from sparsedp.training.planning import changed_method
 from sparsedp.training.trainer import Trainer
@@ -140,6 +142,12 @@ def finished(*asked: Any, **more: Any) -> Result:
 
 def weights(model: nn.Module) -> Tensor:
     return ParameterLayout.of(model).flatten(model)
+
+
+def noise_of(seed: int, key: tuple[int, ...], clip: float, multiplier: float, size: int) -> np.ndarray:
+    """The noise that a seeded run draws for a release."""
+    grid = Grid.for_mechanism(clip, multiplier, size)
+    return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, size, key=key).numpy() * grid.step
 
 
 def die_at(moment_of_death: int) -> Callable[[], None]:

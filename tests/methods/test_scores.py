@@ -170,7 +170,6 @@ def test_every_epoch_has_exactly_the_asked_number_of_periods_of_nearly_equal_len
         (lambda: exact_ratio("0.2"), "active_ratio: got '0.2'"),
         (lambda: active_count(exact_ratio(0.009), 100), "of d=100 coordinates is none"),
         (lambda: ProgressiveUnfreezing((0.5, 0.4)), "never fall"),
-        (lambda: PerEpoch(0), "whole number >= 1"),
         (lambda: EverySteps(1.5), "whole number >= 1"),
         (lambda: Decays(centre=1.0), r"\[0, 1\)"),
         (lambda: Decays(stabilizer=0.0), "small number > 0"),

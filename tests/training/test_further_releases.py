@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from runs import (
@@ -26,6 +26,7 @@ from runs import (
     advance,
     loss_fn,
     network,
+    noise_of,
     placed,
     rows,
     sgd,
@@ -42,10 +43,8 @@ from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.charge import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.ledger import Ledger
-from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import LossSum
-from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Callback, Result
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.verify import verify
@@ -65,12 +64,6 @@ def train(out: Path | None = None, *, dataset: Dataset[Any] | None = None, **mor
     return fit(model, dataset or rows(1), loss_fn, run_dir=out, **placed({**settings, **more}))
 
 
-def noise_of(seed: int, step: int, size: int) -> Tensor:
-    """In standard deviations."""
-    bits = Grid.for_mechanism(ASKED.clip_norm, ASKED.noise_multiplier, size).noise_bits
-    return SeededRandomness(seed).rounded_gaussian(bits, size, key=(step,)).double() / 2**bits
-
-
 def by_hand(x: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Both releases of rows of numbers in NumPy, with the noise of a seed; rows that are not finite left out."""
     std, bound = ASKED.noise_multiplier * ASKED.clip_norm / len(x), ASKED.clip_norm / 1.001
@@ -78,8 +71,8 @@ def by_hand(x: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     for step in range(2):
         vectors = finite if step == 0 else np.abs(finite - released[0])
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        noise = noise_of(seed, step, x.shape[1]).numpy()
-        released.append((vectors * np.minimum(1, bound / lengths)).sum(axis=0) / len(x) + std * noise)
+        noise = noise_of(seed, (step,), ASKED.clip_norm, ASKED.noise_multiplier, x.shape[1]) / len(x)
+        released.append((vectors * np.minimum(1, bound / lengths)).sum(axis=0) / len(x) + noise)
     return released[0], np.maximum(released[1], std)
 
 
@@ -134,7 +127,7 @@ def test_patients_are_clipped_as_a_whole_and_counted_once():
         dataset=TensorDataset(inputs, rows(1).tensors[1]), unit_ids=owner, unit_name="patient", rows_per_unit=40,
         batch_size=7,
     ).model  # fmt: skip
-    noise = ASKED.noise_multiplier * ASKED.clip_norm * noise_of(0, 0, FEATURES)
+    noise = torch.from_numpy(noise_of(0, (0,), ASKED.clip_norm, ASKED.noise_multiplier, FEATURES))
     total = 21 * model.centre.double() - noise
     assert float(total.norm()) == pytest.approx(ASKED.clip_norm / 1.001, rel=1e-4)
 
@@ -221,7 +214,9 @@ def test_without_a_centre_one_release_scales_the_chosen_columns_around_zero(tmp_
     x = np.abs(rows(1).tensors[0].double().numpy()[:, [0, 2]])
     lengths = np.linalg.norm(x, axis=1, keepdims=True)
     std = 3.0 * 2.0 / len(x)
-    mean = (x * np.minimum(1, 2.0 / 1.001 / lengths)).sum(axis=0) / len(x) + std * noise_of(0, 0, 2).numpy()
+    mean = (x * np.minimum(1, 2.0 / 1.001 / lengths)).sum(axis=0) / len(x) + noise_of(
+        0, (0,), 2.0, 3.0, 2
+    ) / len(x)
     expected = np.ones(FEATURES)
     expected[[0, 2]] = np.maximum(mean, std)
     np.testing.assert_allclose(result.model.scale.numpy(), expected, rtol=1e-5)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from oracles import selection
 from oracles.selection import best_rows, histogram
-from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, placed, texts
+from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, noise_of, placed, texts
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
@@ -29,7 +29,6 @@ from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.charge import Charge, ChargeLog, SplitCharge
-from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import RowCountSum
 from sparsedp.randomness import SeededRandomness
@@ -58,12 +57,6 @@ def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Te
     counter = EmbeddingRowCounter(model, from_criterion(loss_fn), ["words.weight"])
     batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
     return torch.stack(list(RowCountSum([batch], counter, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
-
-
-def noise_of(seed, key: tuple[int, ...], clip, multiplier, size) -> np.ndarray:
-    """The noise that a seeded run draws for a release."""
-    grid = Grid.for_mechanism(clip, multiplier, size)
-    return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, size, key=key).numpy() * grid.step
 
 
 def table_rows(support):
