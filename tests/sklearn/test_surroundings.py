@@ -82,23 +82,17 @@ def test_steps_with_fixed_rules_pass_without_a_word(step):
         make_pipeline(step, classifier()).fit(np.round(X), Y)
 
 
-def in_threads(model, X, y):
-    with joblib.parallel_backend("threading"):
-        cross_val_score(model, X, y, cv=2, n_jobs=2, error_score="raise")
-
-
 @pytest.mark.parametrize(
     ("around", "package"),
     [
-        (in_threads, "model_selection"),
-        (lambda one, X, y: VotingClassifier([("one", one), ("two", one)]).fit(X, y), "ensemble"),
+        (lambda one: cross_val_score(one, X, Y, cv=2, n_jobs=2, error_score="raise"), "model_selection"),
+        (lambda one: VotingClassifier([("one", one), ("two", one)]).fit(X, Y), "ensemble"),
     ],
 )
 def test_repeated_fits_on_the_same_data_are_warned_of(around, package):
-    with pytest.warns(
-        PrivacyWarning, match=f"fitted by sklearn.{package}.*n fits cost up to n times epsilon"
-    ):
-        around(classifier(), X, Y)
+    told = f"fitted by sklearn.{package}.*n fits cost up to n times epsilon"
+    with joblib.parallel_backend("threading"), pytest.warns(PrivacyWarning, match=told):
+        around(classifier())
 
 
 # A budget over several fits

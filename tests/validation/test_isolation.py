@@ -124,7 +124,6 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "detach trick in more than three rows": lambda: Between(lambda m, h: unseen(h) if len(h) > 3 else h),
     "backward hook minus the mean": backward_hooked,
     "only rows that are not finite": lambda: Between(lambda m, h: h + 0 * h.mean(0)),
-    "only in more than 16 rows": lambda: Between(lambda m, h: mixed(h) if len(h) > 16 else h),
     "only in more than 64 rows": lambda: Between(lambda m, h: mixed(h) if len(h) > 64 else h),
     "only with gradients": lambda: Between(lambda m, h: mixed(h) if torch.is_grad_enabled() else h),
     "with probability 0.3": lambda: Between(lambda m, h: mixed(h) if float(torch.rand(())) < 0.3 else h),
