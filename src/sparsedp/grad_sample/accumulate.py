@@ -25,12 +25,7 @@ from sparsedp.grad_sample.sampler import (
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """The per-example gradients of one chunk, by parameter; a parameter the loss ignores is absent. Private.
-
-    A parameter used several times has several samplers, to be added example by example. With `units`, examples of one
-    unit are added too (their losses were already divided by the unit's size): before anything is formed where the
-    samplers can do it, else once it is.
-    """
+    """A chunk's per-example gradients: samplers by parameter, added example by example, then by unit. Private."""
 
     examples: int
     units: Tensor | None
@@ -41,20 +36,17 @@ class Chunk:
         return self.examples if self.units is None else int(self.units[-1]) + 1
 
     @functools.cached_property
-    def _places(self) -> UnitPlaces | None:
-        return None if self.units is None else UnitPlaces.of(self.units)
-
-    @functools.cached_property
     def grouped(self) -> dict[str, tuple[list[GradSampler], Tensor | None]]:
         """Each parameter's samplers, and the unit of each example if gradients come whole, to be added up by it."""
-        return {name: self._by_unit(samplers) for name, samplers in self.samplers.items()}
-
-    def _by_unit(self, samplers: list[GradSampler]) -> tuple[list[GradSampler], Tensor | None]:
         if self.units is None:
-            return samplers, None
-        found = [sampler.by_unit(self.units, self._places) for sampler in samplers]
-        known = [sampler for sampler in found if sampler is not None]
-        return (known, None) if len(known) == len(samplers) else (samplers, self.units)
+            return {name: (samplers, None) for name, samplers in self.samplers.items()}
+        places = UnitPlaces.of(self.units)
+        grouped: dict[str, tuple[list[GradSampler], Tensor | None]] = {}
+        for name, samplers in self.samplers.items():
+            found = [sampler.by_unit(self.units, places) for sampler in samplers]
+            known = [sampler for sampler in found if sampler is not None]
+            grouped[name] = (known, None) if len(known) == len(samplers) else (samplers, self.units)
+        return grouped
 
     def explicit(self, name: str, span: slice) -> Tensor:
         """One parameter's gradients, [contributions, scalars]: of some, or of all where they come whole."""
@@ -86,10 +78,7 @@ class Chunk:
 
 
 class ClippedSum:
-    """Adds up clipped gradients over chunks.
-
-    Where a block is all active and measured as it is, its sum is made in its place of the result: of these no second
-    vector exists. Others have sums of their own till the end, of measured and of raw gradients.
+    """Adds up clipped gradients over chunks, those measured as they are in their place of the result.
 
     `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
     formed a few examples at a time for the norm, and once more for the sum: both must see the same numbers, or
@@ -114,7 +103,6 @@ class ClippedSum:
         self._measured: dict[str, Tensor] = {}
         self._raw: dict[str, Tensor] = {}
         self._factors: dict[str, Tensor] = {}
-        """Sums of the factors of raw gradients."""
 
     def add(self, chunk: Chunk) -> None:
         clip = self._query.clip
@@ -137,7 +125,7 @@ class ClippedSum:
             elif name in kept:
                 self._add_measured(name, kept[name], factors)
             elif name in chunk.samplers:
-                for span in self._spans(chunk, name):
+                for span in spans(chunk.unit_count, self._room(chunk, name)):
                     self._add_measured(name, metric.apply_(chunk.explicit(name, span)), factors[span])
 
     def _add_measured(self, name: str, z: Tensor, factors: Tensor) -> None:
@@ -181,20 +169,14 @@ class ClippedSum:
                 squared[group] += metric.squared_constant()
             elif (ghost := chunk.ghost_norm(name, metric)) is not None:
                 squared[group] += ghost.squared_norms(metric)
-            elif (
-                chunk.grouped[name][1] is not None
-                or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep
-            ):
+            elif chunk.grouped[name][1] is not None or chunk.unit_count <= self._room(chunk, name):
                 kept[name] = metric.apply_(chunk.explicit(name, slice(None)))
                 squared[group] += squared_norms_of(kept[name])
             else:
-                for span in self._spans(chunk, name):
+                for span in spans(chunk.unit_count, self._room(chunk, name)):
                     squared[group][span] += squared_norms_of(metric.apply_(chunk.explicit(name, span)))
         return squared, kept
 
-    @staticmethod
-    def _bytes_each(chunk: Chunk, name: str) -> int:
-        return 4 * chunk.samplers[name][0].block_size
-
-    def _spans(self, chunk: Chunk, name: str) -> list[slice]:
-        return spans(chunk.unit_count, self._keep // self._bytes_each(chunk, name))
+    def _room(self, chunk: Chunk, name: str) -> int:
+        """Units whose explicit gradients fit into what may be kept."""
+        return self._keep // (4 * chunk.samplers[name][0].block_size)

@@ -45,8 +45,7 @@ LARGE_SUM = 1 << 23
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Activations and explicit gradients of one chunk aim at this size: the last-level cache, or a share of a GPU."""
 USES_PER_CHUNK = 5
-"""Every so many uses of parameters a chunk grows by its size again: with many small operations, overhead outweighs
-the cache."""
+"""Every so many uses of parameters a chunk grows by its size again: overhead then outweighs the cache."""
 MOST_GROWTH = 8
 """Times a chunk grows so at most: beyond the cache, larger chunks cost memory and win little."""
 LEAST_CHUNK, MOST_CHUNK = 8, 4096
@@ -66,8 +65,6 @@ class _Kind(NamedTuple):
 
 
 class _Surveyed(NamedTuple):
-    """What forwards of two and three made-up examples told about one kind of examples."""
-
     chunk_size: int
     trace: Trace
 
@@ -96,17 +93,13 @@ class BookKeepingEngine:
             if (reason := refuse_embedding(module)) is not None:
                 raise ModelError(f"layer {name!r}: {reason}")
         self._model, self._loss = model, loss
-        self._layout = ParameterLayout.of(model)
+        self.layout = ParameterLayout.of(model)
         self._prepared: _Prepared | None = None
         self._reference = ReferenceEngine(model, loss)
         self._falls_back = False
         self._notes: dict[str, None] = {}
         self._known: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
-
-    @property
-    def layout(self) -> ParameterLayout:
-        return self._layout
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -123,9 +116,8 @@ class BookKeepingEngine:
         device = next(iter(prepared.parameters.values())).device
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
-            metrics = make_metrics(
-                prepared.blocks, query.geometry, widest_dtype(prepared.parameters.values())
-            )
+            dtype = widest_dtype(prepared.parameters.values())
+            metrics = make_metrics(prepared.blocks, query.geometry, dtype)
         running: ClippedSum | None = None
         by_reference: Tensor | None = None
         for batch in batches:
@@ -145,10 +137,10 @@ class BookKeepingEngine:
         return total if by_reference is None else total.add_(by_reference)
 
     def _prepare(self, support: Support) -> _Prepared:
-        parameters = self._layout.parameters(self._model)
+        parameters = self.layout.parameters(self._model)
         if self._prepared is None or self._prepared.support is not support:
-            blocks = make_blocks(self._layout, support, parameters[0].device)
-            named = {slot.name: p for slot, p in zip(self._layout, parameters, strict=True)}
+            blocks = make_blocks(self.layout, support, parameters[0].device)
+            named = {slot.name: p for slot, p in zip(self.layout, parameters, strict=True)}
             leaves = {graph_leaf(p): name for name, p in named.items() if name in blocks}
             metrics = make_metrics(blocks, Identity(), widest_dtype(parameters))
             self._prepared = _Prepared(support, blocks, named, leaves, metrics)
@@ -175,12 +167,7 @@ class BookKeepingEngine:
         return None if self._falls_back else prepared.surveyed[kind]
 
     def _survey(self, rows: Batch, kind: _Kind, prepared: _Prepared, query: ClippedSumQuery) -> _Surveyed:
-        """Learn what examples of a kind cost, and where parameters meet them, from made-up ones of their shapes.
-
-        Apart from the sum, which so never depends on what this engine has seen before: a resumed run gives the same
-        bits. Two numbers of examples, because an axis that is not theirs may be as long as one of them, but not as
-        both.
-        """
+        """Learn a kind's cost and meetings from made-up examples, apart from the sum: resumed runs are bit-equal."""
         device = next(iter(prepared.parameters.values())).device
         rows = to_device(rows, device)
         known = (kind.modes, kind.shapes, *sorted(prepared.leaves.values()))
@@ -201,16 +188,12 @@ class BookKeepingEngine:
         for use in uses:
             if not use.has_formula:
                 names = ", ".join(map(repr, use.parameters(prepared.leaves)))
-                self._say(
-                    f"{names}: {use.node.name()} has no formula; its backward runs once for each example"
-                )
+                what = f"{use.node.name()} has no formula; its backward runs once for each example"
+                self._say(f"{names}: {what}")
         return _Surveyed(_chunk_size(three, uses, samplers, kind, prepared.plain_metrics, query), traced)
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
-        """Forward and backward over one chunk; None if it needs the reference engine.
-
-        Without a word: a message could tell of an example.
-        """
+        """Forward and backward over one chunk; None, with no message (it could tell of an example), to fall back."""
         losses = self._losses(part.rows)
         try:
             uses = _uses(losses, traced)
@@ -279,9 +262,7 @@ def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterat
     start, count = 0, batch.example_count
     while start < count:
         stop = min(start + (size or count), count)
-        if (
-            stop < count and batch.units is not None
-        ):  # the first place at or after it that cuts no unit in two
+        if stop < count and batch.units is not None:  # on to where no unit is cut in two
             stop += int((batch.units[stop:] == batch.units[stop - 1]).sum())
         if stop == count - 1:
             stop = count  # a single example is often computed in another way, and the graph would differ
@@ -308,11 +289,7 @@ def _chunk_size(
     plain: dict[str, Metric],
     query: ClippedSumQuery,
 ) -> int:
-    """Examples of a chunk, a power of two, from what a few hold: activations, gradients, explicit gradients.
-
-    By shapes alone, so that a seeded run is the same everywhere. `plain` are the metrics of gradients that are
-    measured as they are.
-    """
+    """Examples of a chunk, a power of two; by shapes alone, so that a seeded run is the same everywhere."""
     seen = 2 * sum(gradient.numel() for use in uses for gradient in use.gradients.values())
     formed = kind.by_unit or not kind.as_it_is
     explicit = sum(

@@ -28,10 +28,7 @@ CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 
 @dataclass(frozen=True, eq=False)
 class ConvWeight(GradSampler):
-    """Weight gradients [o, c, *kernel] of a convolution: `a` is the input, `b` the output's gradient.
-
-    For a transposed convolution the two change places.
-    """
+    """Weight gradients [o, c, *kernel]: `a` is the input, `b` the output's gradient; transposed, the other way."""
 
     a: Tensor
     b: Tensor
@@ -137,21 +134,12 @@ class ConvWeight(GradSampler):
         return self._weight_gradient(self.a[one].double(), self.b[one].double())
 
     def _weight_gradient(self, a: Tensor, b: Tensor) -> Tensor:
-        axes, shape = len(self.kernel), (b.shape[1], a.shape[1] // self.groups, *self.kernel)
+        shape = (b.shape[1], a.shape[1] // self.groups, *self.kernel)
         a = self._used(self._padded(a))
-        _, found, _ = torch.ops.aten.convolution_backward(
-            b,
-            a,
-            a.new_empty(1).expand(shape),
-            None,
-            self.stride,
-            (0,) * axes,
-            self.dilation,
-            False,
-            (0,) * axes,
-            self.groups,
-            (False, True, False),
-        )
+        weight, none = a.new_empty(1).expand(shape), (0,) * len(self.kernel)
+        geometry = (self.stride, none, self.dilation, False, none, self.groups)
+        wanted = (False, True, False)
+        _, found, _ = torch.ops.aten.convolution_backward(b, a, weight, None, *geometry, wanted)
         gradient: Tensor = found.flatten()
         return gradient
 

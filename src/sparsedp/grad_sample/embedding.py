@@ -25,16 +25,6 @@ class Pairs:
     owners: Tensor
     gradients: Tensor
 
-    def added_up(self, gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows, each once and sorted, and for each the sum of its pairs' gradients, in the order of the pairs."""
-        starts = _starts(self.rows)
-        every = torch.arange(self.rows.numel(), device=self.rows.device)
-        return self.rows.index_select(0, starts), F.embedding_bag(every, gradients, starts, mode="sum")
-
-    def heard(self, weights: Tensor) -> Pairs:
-        kept = _where(weights != 0)
-        return Pairs(self.rows[kept], self.owners[kept], self.gradients[kept])
-
 
 @dataclass(frozen=True, eq=False)
 class TokenRows(GradSampler):
@@ -106,19 +96,20 @@ class TokenRows(GradSampler):
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         pairs, weights = self.pairs, factors.index_select(0, self.pairs.owners)
         if bool((factors == 0).any()):
-            pairs, weights = pairs.heard(weights), weights[weights != 0]
+            kept = _where(weights != 0)
+            pairs = Pairs(pairs.rows[kept], pairs.owners[kept], pairs.gradients[kept])
+            weights = weights[kept]
         wide = pairs.gradients if metric.centre is None else pairs.gradients.double()
         room = self.space.part("scaled", tuple(wide.shape), wide)
         scaled = torch.mul(wide, weights.to(wide).unsqueeze(1), out=room)
-        touched, sums = pairs.added_up(scaled)
-        total.view(self.rows, -1).index_add_(0, touched, sums.to(total.dtype))
+        starts = _starts(pairs.rows)  # of every row touched, once and sorted
+        every = torch.arange(pairs.rows.numel(), device=pairs.rows.device)
+        sums = F.embedding_bag(every, scaled, starts, mode="sum")
+        total.view(self.rows, -1).index_add_(0, pairs.rows[starts], sums.to(total.dtype))
 
 
 def token_rows(ids: Tensor, b: Tensor, padding: int, block: Block, space: Workspace) -> TokenRows:
-    """Gradients `b` [n, t, e] of what was read from a table's rows `ids` [n, t], on the block's active rows.
-
-    The padding row (none if it is no row of the table) has no gradient.
-    """
+    """Gradients `b` [n, t, e] of what was read from rows `ids` [n, t], on active rows; the row `padding` has none."""
     examples, each = ids.shape
     ids = ids.reshape(-1)
     lookup = block.place_of_row

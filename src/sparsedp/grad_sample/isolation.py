@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -36,10 +36,7 @@ NO_SAVED_TENSOR_HOOKS = (
 
 
 class Isolated:
-    """A model and its loss, run on one example at a time: vectorised, or in turn where PyTorch cannot.
-
-    Which of the two is decided on made-up examples, once for every choice of modules in training mode.
-    """
+    """A model and its loss on one example at a time: vectorised, or in turn, as made-up examples tell."""
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         self._model, self._loss = model, loss
@@ -82,10 +79,7 @@ def isolated_losses(
 
 
 def isolated(model: nn.Module, function: Callable[..., Any], rows: Batch, *more: Any) -> Any:
-    """What a function that calls the model gives for every example alone, tensors [n, ...] in its structure.
-
-    It is given a batch of one and, of further arguments with tensors [n, ...], what belongs to the example.
-    """
+    """What a function of a batch of one, and its part of `more`, gives for every example alone: [n, ...]."""
     leaves, tree = pytree.tree_flatten(rows)
     batched = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
 
@@ -155,10 +149,7 @@ def modes_of(model: nn.Module) -> tuple[bool, ...]:
 
 
 def _looks_below(model: nn.Module, loss: LossFunction, single: Batch, device: torch.device) -> str | None:
-    """What of a model would be given or would draw for all examples at once, below the vectorised level, or None.
-
-    What is called does not depend on values there, so an example tells it for all.
-    """
+    """What of a model would be given or would draw for all examples at once, below the vectorised level, or None."""
     modes: list[str] = []
     enter: Any = TorchDispatchMode.__enter__
 
@@ -227,10 +218,7 @@ MADE_UP = ("mixed", "ones", "zeros")
 
 
 def made_up(rows: Batch, count: int, kind: str = "mixed") -> Batch:
-    """Examples with the structure, shapes and dtypes of others, and nothing of their values.
-
-    Mixed: normal numbers, zeros and ones among integers, the first of an example always one. Ones, zeros: all so.
-    """
+    """Examples with the structure, shapes and dtypes of others, and nothing of their values."""
     public = PublicRandomness(0)
 
     def made(leaf: Tensor) -> Tensor:
@@ -263,16 +251,10 @@ def on_made_up(run: Callable[[str], Found]) -> Found:
 
 @contextmanager
 def fork_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
-    """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
-
-    Without a secret seed, of 32 bytes, they go on from where they stand.
-    """
-    if seed is None:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    else:
-        with fork_generators(seed, device):
-            yield
+    """Fork the global generators for one micro-batch; without a secret seed they go on from where they stand."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices) if seed is None else fork_generators(seed, device):
+        yield
 
 
 @contextmanager
@@ -292,11 +274,8 @@ def same_draws() -> Iterator[None]:
 @contextmanager
 def fixed_draws(device: torch.device) -> Iterator[None]:
     """Around every run of the model: starts the same random numbers anew if `same_draws` asks for it."""
-    if not _SAME_DRAWS:
+    with fork_generators(bytes(SEED_BYTES), device) if _SAME_DRAWS else nullcontext():
         yield
-    else:
-        with fork_generators(bytes(SEED_BYTES), device):
-            yield
 
 
 _SAME_DRAWS: list[bool] = []

@@ -43,16 +43,14 @@ WIDE_BYTES = 4 << 20
 """What is turned into float64 at a time, so that it stays in the cache."""
 
 LEAST_BLOCK, LARGE_BLOCK = 1 << 14, 1 << 19
-"""Scalars below which a formed gradient stays in the cache, and beyond which too few examples' fit to be kept: these
-are formed twice, for the norm and for the sum."""
+"""Scalars below which a formed gradient stays in the cache, and beyond which it is formed twice: too few are kept."""
 FORMING = 16.0
 """Products in float64 that cost as much as to write a scalar of a formed gradient and read it twice."""
 
 WIDE = 8192
 """Inputs whose products are summed in float32 before the sum goes on in float64."""
 WIDE_FACTOR = 4096
-"""Scalars whose squares are summed in float32: their rounding is at most 2.5e-4 of a squared norm, a quarter of the
-clip's margin for a norm."""
+"""Scalars whose squares are summed in float32: rounding is then a quarter of the clip's margin at most."""
 WIDE_INPUT, FEW_OUTPUTS, SLICE = 512, 20, 128
 """So wide inputs to so few outputs a CPU's matrix library splits badly over its threads; as a batch of products over
 slices of examples each thread runs its best kernel."""
@@ -135,10 +133,7 @@ class Outer(GradSampler):
 
 @dataclass(frozen=True, eq=False)
 class SequenceOuter(GradSampler):
-    """A sum of outer products along the positions of a sequence: a is [n, t, i], b is [n, t, o].
-
-    Formed example by example, or measured by the Gram matrices of positions where these are few.
-    """
+    """A sum of outer products along the positions of a sequence: a is [n, t, i], b is [n, t, o]."""
 
     a: Tensor
     b: Tensor
@@ -226,10 +221,7 @@ class GhostNorms:
 
 
 def measure(grams: Iterable[tuple[Tensor, Tensor]], form: Callable[[int], Tensor], exact: bool) -> GhostNorms:
-    """Squared norms from the Gram matrices of inputs and output gradients, [n, t, t] each, some examples at a time.
-
-    `form` gives one example's gradient in float64. Where the sum is float64 as well (`exact`), nothing is extreme.
-    """
+    """Squared norms from Gram matrices [n, t, t] of inputs and output gradients; `exact` ones are never extreme."""
     squares, terms, extremes = [], [], []
     for a, b in grams:
         squares.append((a * b).sum((1, 2)))

@@ -71,8 +71,6 @@ def group_of_coordinates(clip: Clip, counts: Mapping[str, int], device: torch.de
 def sum_clipped_rows(gradients: Tensor, query: ClippedSumQuery, groups: Tensor | None = None) -> Tensor:
     """Finish a query from explicit per-unit gradients on the support, one row each: the specification in few lines.
 
-    `groups` is what `group_of_coordinates` gives.
-
     Edge cases: A row, or a group's part of one, that is not finite after standardizing contributes exactly zero.
     """
     z = query.geometry.forward(gradients.to(torch.float64))

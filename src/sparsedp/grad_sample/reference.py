@@ -27,15 +27,11 @@ class ReferenceEngine:
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         self._model, self._loss = model, loss
-        self._layout = ParameterLayout.of(model)
+        self.layout = ParameterLayout.of(model)
         self._isolated = Isolated(model, loss)
 
-    @property
-    def layout(self) -> ParameterLayout:
-        return self._layout
-
     def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
-        device = self._layout.parameters(self._model)[0].device
+        device = self.layout.parameters(self._model)[0].device
         total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         for batch in batches:
             if batch.example_count:
@@ -49,27 +45,23 @@ class ReferenceEngine:
         units = None if units is None else units.to(gradients.device)
         groups = None
         if isinstance(query.clip, LayerClip):
-            counts = {name: len(places) for name, places in query.support.split(self._layout).items()}
+            counts = {name: len(places) for name, places in query.support.split(self.layout).items()}
             groups = group_of_coordinates(query.clip, counts, gradients.device)
         return sum_clipped_rows(mean_per_unit(gradients, units), query, groups)
 
     def gradients(self, rows: Batch) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""
         with torch.enable_grad():
-            if not self._isolated.in_turn(rows):
-                return self._all_at_once(rows)
-            parameters = self._layout.parameters(self._model)
-            return torch.cat([_in_one(parameters, one, 1) for one in self._isolated.losses_in_turn(rows)])
-
-    def _all_at_once(self, rows: Batch) -> Tensor:
-        count = example_count(rows)
-        parameters = self._layout.parameters(self._model)
-        copies = {
-            slot.name: p.detach().expand(count, *p.shape).requires_grad_()
-            for slot, p in zip(self._layout, parameters, strict=True)
-        }
-        losses = isolated_losses(self._model, self._loss, rows, copies)
-        return _in_one([*copies.values()], losses, count)
+            parameters = self.layout.parameters(self._model)
+            if self._isolated.in_turn(rows):
+                return torch.cat([_in_one(parameters, one, 1) for one in self._isolated.losses_in_turn(rows)])
+            count = example_count(rows)
+            copies = {
+                slot.name: p.detach().expand(count, *p.shape).requires_grad_()
+                for slot, p in zip(self.layout, parameters, strict=True)
+            }
+            losses = isolated_losses(self._model, self._loss, rows, copies)
+            return _in_one([*copies.values()], losses, count)
 
 
 def _in_one(parameters: list[Tensor] | list[nn.Parameter], losses: Tensor, count: int) -> Tensor:

@@ -27,10 +27,7 @@ from sparsedp.grad_sample.trace import ExampleAxis, FallbackError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Rows of a table: `ids` [n, t] say which, `b` [n, t, e] holds the gradients of what was read.
-
-    The row `padding` has no gradient; where it is no row of the table, all have.
-    """
+    """Rows of a table: `ids` [n, t], and the gradients `b` [n, t, e] of what was read; the row `padding` has none."""
 
     ids: Tensor
     b: Tensor
@@ -76,9 +73,8 @@ def added(parts: Sequence[Contribution]) -> list[Contribution]:
         ids, b = (torch.cat([getattr(part, name) for part in tokens], 1) for name in ("ids", "b"))
         tokens = [Tokens(ids, b, tokens[0].padding, tokens[0].rows)]
     if len(products) > 1:
-        products = [
-            SequenceOuter(torch.cat([p.a for p in products], 1), torch.cat([p.b for p in products], 1))
-        ]
+        left, right = [part.a for part in products], [part.b for part in products]
+        products = [SequenceOuter(torch.cat(left, 1), torch.cat(right, 1))]
     if whole:
         whole = [Explicit(functools.reduce(torch.add, (part.values for part in whole)))]
     return [*merged, *tokens, *products, *whole]
@@ -86,10 +82,7 @@ def added(parts: Sequence[Contribution]) -> list[Contribution]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backprop:
-    """One operation's output gradient and what autograd saved for its backward. Private.
-
-    `slot` is the place of the shared tensor among the inputs, `shape` its shape.
-    """
+    """One operation's output gradient and what autograd saved; `slot` is the input that is shared. Private."""
 
     gradient: Tensor
     saved: dict[str, Any]
@@ -192,7 +185,7 @@ def _convolution(bp: Backprop) -> Contribution:
         tuple(bp.saved[name]) * (axes // len(bp.saved[name])) for name in ("stride", "padding", "dilation")
     )
     found = ConvWeight(a, b.contiguous(), bp.shape[2:], stride, padding, dilation, bp.saved["groups"])
-    if bp.axis.first:
+    if bp.axis == ExampleAxis(0):
         return found
     # Every example has several rows, laid out along one axis with the examples.
     return Explicit(bp.axis.to_front(found.dense(), bp.examples).sum(1))

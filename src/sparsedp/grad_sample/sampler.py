@@ -60,10 +60,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """How a block's gradients are measured: z = (g - centre) * weight, zero off the support.
-
-    `weight` None means the identity on a fully active block; `centre` None means zero.
-    """
+    """How gradients are measured: z = (g - centre) * weight, zero off the support; None: weight 1, centre 0."""
 
     weight: Tensor | None
     centre: Tensor | None
@@ -171,10 +168,7 @@ MOST_PADDING = 2
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitPlaces:
-    """A unit's examples side by side, in as many places as the largest has; zeros in the rest.
-
-    `places` numbers those of the examples (None: there is no rest).
-    """
+    """A unit's examples side by side, in as many `places` as the largest has (None: all are filled), then zeros."""
 
     units: int
     most: int
@@ -201,11 +195,7 @@ class UnitPlaces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Named buffers that outlive a chunk: fresh megabytes cost more in page faults than the arithmetic done in them.
-
-    Every sampler has a name of its own among them. Their content is private and never read back; what a buffer holds
-    is valid until it is asked for again.
-    """
+    """Named buffers that outlive a chunk, valid until asked for again. Their content is private, never read back."""
 
     name: str = ""
     buffers: dict[str, Tensor] = field(default_factory=dict)

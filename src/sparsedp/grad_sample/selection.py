@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -27,25 +28,17 @@ class EmbeddingRowCounter:
 
     Formal guarantees: what is noted for an example is a function of the example, the parameters and the random
     numbers drawn for it (`isolation`), so leaving a unit out takes away its own pairs and no others.
-
-    Raises:
-        ModelError: a table's layer has a forward pass of its own.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, tables: Sequence[str]) -> None:
         self._model, self._loss = model, loss
         self._isolated = Isolated(model, loss)
         weights = dict(model.named_parameters(remove_duplicate=False))
-        self._firsts: dict[int, int] = {}
-        self._names: dict[int, str] = {}
-        before = 0
-        for name in tables:
-            self._firsts[id(weights[name])] = before
-            self._names[id(weights[name])] = name
-            before += weights[name].shape[0]
-        self._layers = [
-            part for part in model.modules() if isinstance(part, Table) and id(part.weight) in self._firsts
-        ]
+        self._names = {id(weights[name]): name for name in tables}
+        ends = itertools.accumulate((len(weights[name]) for name in tables), initial=0)
+        self._firsts = dict(zip((id(weights[name]) for name in tables), ends, strict=False))
+        parts = (part for part in model.modules() if isinstance(part, Table))
+        self._layers = [part for part in parts if id(part.weight) in self._names]
         for layer in self._layers:
             _refuse_own_forward(layer, self._names[id(layer.weight)])
         self._device = next(model.parameters()).device
@@ -107,10 +100,8 @@ class EmbeddingRowCounter:
             layers[:] = [layer for layer, _ in found]
             return [indices for _, indices in found]
 
-        return [
-            (layer, 0, indices)
-            for layer, indices in zip(layers, isolated(self._model, asked, rows), strict=True)
-        ]
+        found = isolated(self._model, asked, rows)
+        return [(layer, 0, indices) for layer, indices in zip(layers, found, strict=True)]
 
     def _of_one(self, one: Batch) -> list[tuple[Table, Tensor]]:
         found: list[tuple[Table, Tensor]] = []

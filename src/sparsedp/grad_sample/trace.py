@@ -50,10 +50,6 @@ class ExampleAxis:
     before: int = 1
     after: int = 1
 
-    @property
-    def first(self) -> bool:
-        return self == ExampleAxis(0)
-
     def examples(self, shape: Shape) -> int | None:
         if self.axis >= len(shape):
             return None
@@ -89,18 +85,14 @@ class ExampleAxis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """All nodes between the losses and the leaves, each after those it leads to, in an order of its own making.
-
-    `above` holds, for every input of a node, where it comes from (None: nothing that needs a gradient).
-    """
+    """All nodes, each after those it leads to, and `above`: where its inputs come from (None: no gradient)."""
 
     nodes: list[Node]
-    numbers: dict[Node, int]
     above: list[tuple[Spot | None, ...]]
 
     @classmethod
     def of(cls, losses: Tensor) -> Graph:
-        graph = cls([], {}, [])
+        graph, numbers = cls([], []), dict[Node, int]()
         if not losses.requires_grad:
             return graph
         start = get_gradient_edge(losses).node
@@ -115,15 +107,11 @@ class Graph:
                     break
             else:
                 stack.pop()
-                graph._add(node)
+                numbers[node] = len(graph.nodes)
+                graph.nodes.append(node)
+                inputs = ((x, place) for x, place in node.next_functions)
+                graph.above.append(tuple(None if x is None else (numbers[x], place) for x, place in inputs))
         return graph
-
-    def _add(self, node: Node) -> None:
-        self.numbers[node] = len(self.nodes)
-        self.nodes.append(node)
-        self.above.append(
-            tuple(None if x is None else (self.numbers[x], place) for x, place in node.next_functions)
-        )
 
     def names(self) -> list[str]:
         return [node.name() for node in self.nodes]
@@ -200,27 +188,18 @@ class _Finder:
         return found
 
     def _outputs(self, number: int) -> tuple[tuple[int, ExampleAxis], ...]:
-        used = [place for place in range(len(self._shapes[number])) if self._is_used((number, place))]
-        outputs = []
-        for place in used:
-            axis = self._example_axis((number, place))
-            if axis is None:
-                shape = self._shapes[number][place]
-                raise FallbackError(
-                    f"it cannot be told where the examples lie in {self._names[number]}'s {shape}"
-                )
-            outputs.append((place, axis))
+        name, outputs = self._names[number], []
+        for place, shape in enumerate(self._shapes[number]):
+            spot = (number, place)
+            if spot in self._below or spot == (len(self._names) - 1, 0):
+                axis = self._example_axis(spot)
+                if axis is None:
+                    raise FallbackError(f"it cannot be told where the examples lie in {name}'s {shape}")
+                outputs.append((place, axis))
         return tuple(outputs)
 
-    def _is_used(self, spot: Spot) -> bool:
-        return spot in self._below or spot == (len(self._names) - 1, 0)
-
     def _example_axis(self, spot: Spot) -> ExampleAxis | None:
-        """Where the examples lie in one output.
-
-        An axis as long as the examples is theirs. A longer one holds something besides, and how the two are laid out
-        is told by a view that takes them apart later on.
-        """
+        """Where the examples lie in one output; an axis longer than they are many is told by a later view of it."""
         varying = self._axes[spot[0]][spot[1]]
         if varying is None or isinstance(varying, str):
             return None

@@ -169,17 +169,14 @@ def _towards_leaf(
         elif name == "ExpandBackward0" and isinstance(contribution, Explicit):
             contribution = Explicit(summed_to(contribution.values, shape))
         elif name == "EmbeddingBackward0" and isinstance(contribution, Explicit):
-            contribution = _looked_up(node, contribution.values, shape[0])
+            saved = saved_by(node)
+            ids = saved["indices"].reshape(1, -1).expand(len(contribution.values), -1)
+            read = contribution.values.reshape(*ids.shape, -1)
+            contribution = Tokens(ids, read, saved["padding_idx"], shape[0])
         elif name != "ToCopyBackward0":
             break
         node, number = above, above_number
     return (node, number), contribution
-
-
-def _looked_up(node: Node, values: Tensor, rows: int) -> Contribution:
-    saved = saved_by(node)
-    ids = saved["indices"].reshape(1, -1).expand(values.shape[0], -1)
-    return Tokens(ids, values.reshape(*ids.shape, -1), saved["padding_idx"], rows)
 
 
 def _pulled_back(
@@ -189,11 +186,9 @@ def _pulled_back(
     edge, nodes = GradientEdge(*place), [node for node in _above(place[0]) if node in leaves]
     wanted = [parameters[leaves[node]] for node in nodes]
     values = values.to(place[0]._input_metadata[place[1]].dtype)
-
     try:
-        found = torch.autograd.grad(
-            [edge], wanted, [values], retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
+        how = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
+        found = torch.autograd.grad([edge], wanted, [values], **how)
     except RuntimeError as error:
         raise FallbackError(
             f"what is computed from parameters alone has no batched backward: {error}"

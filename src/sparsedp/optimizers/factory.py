@@ -150,6 +150,5 @@ def table_rate(plan: Plan, coordinates: int, length: float, factor: float = 1.0)
     passes = sum(phase.steps * phase.sampling_rate for phase in plan.phases if phase.trains)
     noise = max(last.noise_multiplier, 0.1) * math.sqrt(coordinates * passes / batch)
     record = math.sqrt(1 + length**2)
-    return (
-        min(factor * _SCALE * batch / (math.sqrt(noise) * math.pow(record, 0.75)), _STABLE / record**2) / clip
-    )
+    rate = factor * _SCALE * batch / (math.sqrt(noise) * math.pow(record, 0.75))
+    return min(rate, _STABLE / record**2) / clip

@@ -65,17 +65,13 @@ def places_in(flat: Tensor, shape: tuple[int, ...], device: torch.device) -> Pla
 
 
 def moved(values: Tensor, old: Places, new: Places, full: Tensor, fill: float = 0.0) -> Tensor:
-    """Values held for the old places, for the new ones: kept where both have them, `fill` where only the new do.
-
-    `full` gives the parameter's shape and strides.
-    """
+    """Values held for the old places, for the new ones; `fill` where these alone are; `full` gives the strides."""
     if old.index is None:
         return new.read(values)
     if new.index is None:
         out = torch.full_like(full, fill, dtype=values.dtype)
-        old.write(out, values)
-        return out
-    out = torch.full(new.shape, fill, dtype=values.dtype, device=values.device)
+    else:
+        out = torch.full(new.shape, fill, dtype=values.dtype, device=values.device)
     carry(values, old, out, new)
     return out
 

@@ -41,9 +41,8 @@ PER_PARAMETER_STATE = frozenset({"step", "mu_product", "eta", "mu"})
 
 def first_value(state: str, group: Mapping[str, Any]) -> float:
     """What a fresh optimizer puts into that state of a coordinate: Adagrad's `sum`, Rprop's steps are not zero."""
-    return float(
-        {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}.get(state, 0.0)
-    )
+    fresh = {"step_size": group["lr"], "sum": group.get("initial_accumulator_value", 0.0)}
+    return float(fresh.get(state, 0.0))
 
 
 @dataclass(slots=True, eq=False)
@@ -56,11 +55,6 @@ class _Seat:
     held: nn.Parameter
     active: Places
     span: slice
-
-    @property
-    def is_part(self) -> bool:
-        """Whether some of the parameter is off the support."""
-        return self.active.index is not None
 
     def spread(self, entries: Tensor) -> Tensor:
         """Values of the active entries in the shape of what is held, zero elsewhere."""
@@ -124,7 +118,9 @@ class SupportOptimizer:
                 own = variance[seat.span].view(seat.active.shape)
                 self._optimizer.observe_noise(seat.held, seat.spread(own))
         keeps = not self._compact and not self._coasts
-        before = [seat.parameter.detach().clone() if keeps and seat.is_part else None for seat in moving]
+        before = [
+            s.parameter.detach().clone() if keeps and s.active.index is not None else None for s in moving
+        ]
         with self._without_decay():
             self._optimizer.step()
         for seat, old in zip(moving, before, strict=True):
@@ -175,7 +171,8 @@ class SupportOptimizer:
         """Change which entries take part; what the optimizer keeps of them follows."""
         before, old, seat.active = seat.held, seat.active, active
         if self._compact:
-            seat.held = nn.Parameter(active.read(seat.parameter.detach())) if seat.is_part else seat.parameter
+            full = seat.parameter
+            seat.held = full if active.index is None else nn.Parameter(active.read(full.detach()))
             self._group(seat)["params"][seat.place] = seat.held
         if not self._coasts:
             self._carry_state(seat, before, old)
