@@ -19,14 +19,8 @@ from sparsedp.methods.auto import noise_ratio
 from sparsedp.methods.method import WARM_UP
 from sparsedp.methods.ranking import BIAS, HEAD, find, size_of
 from sparsedp.methods.support_scheduler import noise_on_mean
-from sparsedp.methods.warmup import (
-    MINIMUM_WARMUP,
-    MOST_COORDINATES,
-    RANKINGS,
-    observed_phase,
-    observed_steps,
-)
-from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, RANKINGS, observed_phase, observed_steps
+from sparsedp.parameters import Support
 from sparsedp.runs.run import Run
 
 
@@ -65,12 +59,8 @@ class SplitEnergies:
     `G_p^2` is estimated by the product of the means of two disjoint sets of steps, and the ranking by a third, so no
     noise is counted as signal: the estimates are unbiased under any ranking, and may be negative.
 
-    Attributes:
-        order: coordinates, best first, by the steps that rank.
-        first: mean released gradient of one set of steps, a d-vector.
-        second: that of the other.
-        first_variance: variance of the noise on each coordinate of `first`.
-        second_variance: that of `second`.
+    `order` has the coordinates, best first, by the steps that rank; `first` and `second` are the mean released
+    gradients of two other sets of steps, d-vectors, with the variances of the noise on each coordinate.
     """
 
     order: Tensor = field(repr=False)
@@ -103,11 +93,7 @@ class SplitEnergies:
 
 
 def statistics_of(run: Run) -> dict[str, SplitEnergies]:
-    """The split energies of a run's warm-up, by ranking.
-
-    Raises:
-        DataError: it kept none, and why; or a file is damaged.
-    """
+    """The split energies of a run's warm-up, by ranking; a run that kept none is refused."""
     kept = run.warmup
     if kept is None:
         raise DataError(why_nothing(run))
@@ -243,13 +229,8 @@ def overlap(first: Support, second: Support) -> Overlap:
         raise SparseDPError("overlap: a support is empty; compare supports with coordinates in them")
     mean = a * b / d
     variance = mean * (1 - a / d) * (d - b) / (d - 1) if d > 1 else 0.0
-    return Overlap(
-        shared,
-        shared / small,
-        shared / (a + b - shared),
-        Baseline(mean / small, math.sqrt(variance) / small),
-        1 - shared / a,
-    )
+    random = Baseline(mean / small, math.sqrt(variance) / small)
+    return Overlap(shared, shared / small, shared / (a + b - shared), random, 1 - shared / a)
 
 
 @final
@@ -271,24 +252,13 @@ DENSE_LOOK = 5
 """A dense run is looked at as if it kept one coordinate in this many."""
 
 
-def support_per_layer(support: Support, layout: ParameterLayout) -> tuple[LayerShare, ...]:
-    """How many coordinates of each parameter are active."""
-    places = support.split(layout)
-    return tuple(LayerShare(slot.name, slot.size, len(places[slot.name])) for slot in layout)
-
-
-DENSE_LOOK = 5
-"""A dense run is looked at as if it kept one coordinate in this many."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Visible:
     """The DP-visible diagnostics of a run.
 
     Attributes:
-        k: size of the last support.
-        d: how many coordinates there are.
+        k: size of the last support, of d coordinates.
         shown: the size that the estimates are for: k, or a fifth of the coordinates of a dense run.
         proxy: `rho_sig` and its pure-noise null; None for rankings that are no energies.
         splits: by ranking, the share of energy the best `shown` hold by the split estimate.
@@ -333,6 +303,7 @@ def inspect_run(folder: Path | str) -> Visible:
     """
     run = Run.open(folder)
     support, plan = run.active, run.plan
+    places = support.split(run.layout)
     shown = max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
     splits, missing = ({}, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
     sizes = {word: size_of(find(run.layout, (word,), "part")) for word in (HEAD, BIAS)}
@@ -344,7 +315,7 @@ def inspect_run(folder: Path | str) -> Visible:
         proxy=proxy_of(run),
         splits={name: split_concentration(split, shown) for name, split in splits.items()},
         missing=missing,
-        layers=support_per_layer(support, run.layout),
+        layers=tuple(LayerShare(slot.name, slot.size, len(places[slot.name])) for slot in run.layout),
         overlaps={
             name: overlap(support, split.support(shown))
             for name, split in splits.items()

@@ -64,7 +64,6 @@ def test_scope_always_and_ranked_share_out_the_parameters():
     assert [slot.name for slot in parts.always] == ["out.weight", "out.bias"]
     assert [slot.name for slot in parts.ranked] == ["words.weight", "norm.weight", "norm.bias"]
     assert parts.all_support().size == 21 + 8 + 10
-    assert not parts.whole
 
 
 def supports(method, **options):

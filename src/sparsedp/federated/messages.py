@@ -33,16 +33,9 @@ class Payload(NamedTuple):
 class ClientTask:
     """One round's work: train from these weights on this support, and send the update.
 
-    Attributes:
-        run: the plan's fingerprint.
-        model: `model_digest` of the server's model.
-        step: of the plan.
-        weights: all d, as they stand.
-        support: the active coordinates, of which the update is sent.
-        clip: the bound on what is sent.
-        noise_multiplier: of the release; the grid follows from it and the clip.
-        geometry: the space in which the update is clipped.
-        top: the share of the coordinates that is sent, the largest there; None for all.
+    `run` is the plan's fingerprint, `model` the `model_digest` of the server's model. Of all d `weights` the update
+    has those on the support, clipped by `clip` in the space of `geometry`; `top` is the share of them that is sent,
+    the largest there, or None for all. The grid follows from clip and `noise_multiplier`.
     """
 
     run: str

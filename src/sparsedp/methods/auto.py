@@ -85,12 +85,8 @@ def choose_method(
 ) -> tuple[Method, str]:
     """A learned support where a step's noise is audible beside the clip norm, else dense DP-SGD; and why.
 
-    Args:
-        dimension: number of trainable scalars.
-        linear: whether they are one linear layer (`is_linear`).
-        units: as for `PlanConfig.asked`, and so the rest.
-        unit_name: what a unit is called.
-        asked: what else is asked of the plan.
+    The `dimension` is the number of trainable scalars; `linear` says whether they are one linear layer
+    (`is_linear`). The rest is as for `PlanConfig.asked`.
 
     Formal guarantees: Only public numbers are looked at: size of the model, number of units, batch size,
     epochs and budget.

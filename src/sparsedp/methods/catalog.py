@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparsedp.methods.empirical_bayes import EmpiricalBayes
-from sparsedp.methods.method import (
-    HEAD,
-    MAIN,
-    SELECT,
-    WARM_UP,
-    GeometryRule,
-    Method,
-    OffSupport,
-)
+from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, GeometryRule, Method, OffSupport
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import add_named, find_named
 from sparsedp.methods.schedules import EqualParts, EverySteps, GradualCooling, ProgressiveUnfreezing, Refresh
@@ -83,11 +75,7 @@ _METHODS = {row.name: row for row in _ROWS}
 
 
 def register_method(method: Method) -> Method:
-    """Add a row to the table.
-
-    Raises:
-        SparseDPError: the name is taken by another method.
-    """
+    """Add a row to the table; a name that another method has is refused."""
     return add_named(_METHODS, method.name, method, "method")
 
 

@@ -199,13 +199,8 @@ def best_size(scores: Tensor, looked: float) -> int:
     d = len(scores)
     if not d:
         return 0
-    sizes = (
-        torch.logspace(0, math.log2(d), SIZES, base=2, dtype=torch.float64)
-        .round()
-        .long()
-        .clamp(1, d)
-        .unique()
-    )
+    sizes = torch.logspace(0, math.log2(d), SIZES, base=2, dtype=torch.float64)
+    sizes = sizes.round().long().clamp(1, d).unique()
     worth = [
         float((scores[:k].square() / (scores[:k] + NOISE_COST * looked * k / d + 1e-300)).sum())
         for k in sizes.tolist()
@@ -242,9 +237,8 @@ def _alike(values: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     place, counts = torch.unique(code, return_inverse=True, return_counts=True)[1:]
 
     def mean(numbers: Tensor) -> Tensor:
-        averages: Tensor = (
-            torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, numbers) / counts
-        )
+        sums = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, numbers)
+        averages: Tensor = sums / counts
         return averages
 
     return mean(values.square()).sqrt(), mean(noise), counts.double()

@@ -263,14 +263,10 @@ class Method:
     def changed(self, *, warm_up: bool | None = None, **changes: Any) -> Method:
         """This row with other values in some of its fields, as they are or as JSON has them; None changes nothing.
 
-        `warm_up` puts that stage in or leaves it out.
-
-        Raises:
-            SparseDPError: an unknown field, or a value that it does not take or that would do nothing.
+        `warm_up` puts that stage in or leaves it out. A value that would do nothing is refused.
         """
         known = [entry.name for entry in fields(self)]
-        unknown = sorted(set(changes) - set(known))
-        if unknown:
+        if unknown := sorted(set(changes) - set(known)):
             raise SparseDPError(f"{self.name}: got {unknown}, expected some of {[*known, 'warm_up']}")
         read = {
             name: read_field(name, value) if isinstance(value, str | list | dict) else value
@@ -291,11 +287,7 @@ class Method:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Method:
-        """The row `to_json` wrote.
-
-        Raises:
-            SparseDPError: unknown or missing fields, or a value that is none of the choices.
-        """
+        """The row `to_json` wrote."""
         if {*values, "denoise"} != {*_JSON_FIELDS}:
             raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(_JSON_FIELDS)}")
         return cls(**{name: read_field(name, value) for name, value in values.items()})

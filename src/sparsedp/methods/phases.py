@@ -100,9 +100,7 @@ def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) 
     return (first, total - first)
 
 
-def _clipping(
-    clip_norm: ClipNorm,
-) -> tuple[str | tuple[tuple[str, float], ...], float | tuple[float, float]]:
+def _clipping(clip_norm: ClipNorm) -> tuple[str | tuple[tuple[str, float], ...], float | tuple[float, float]]:
     """How a phase clips, and its sensitivity, from what was asked: one number, or a pair for two stages."""
     if (isinstance(clip_norm, str) and clip_norm != AUTO) or clip_norm == ():
         raise PrivacyError(

@@ -71,10 +71,8 @@ class PlanConfig:
 
     Attributes:
         method: the row of the methods table, changes put in.
-        units: the number N of privacy units; public.
-        unit: what a unit is: "row", or the name of what has several.
-        epsilon: the budget; None where the noise is given.
-        delta: of the guarantee.
+        units: the number N of privacy units, public; each is a `unit`: "row", or the name of what has several.
+        epsilon: the budget, at `delta`; None where the noise is given.
         epochs: passes over the data, on average.
         batch_size: expected size of a batch.
         clip_norm: bound on each unit's gradient, as `ClipNorm` says.
@@ -137,12 +135,7 @@ class PlanConfig:
 
     @classmethod
     def asked(
-        cls,
-        method: Method | str = METHOD,
-        *,
-        units: int,
-        unit_name: str = "row",
-        **asked: Unpack[PlanArgs],
+        cls, method: Method | str = METHOD, *, units: int, unit_name: str = "row", **asked: Unpack[PlanArgs]
     ) -> PlanConfig:
         """What a user asks for, with the gaps filled from public numbers."""
         row = get_method(method) if isinstance(method, str) else method
@@ -207,9 +200,6 @@ class PlanConfig:
 
         Formal guarantees: Never more than `epsilon`. Whatever the method, the cost is that of steps, rates and noise:
         support, geometry and ratio are post-processing.
-
-        Raises:
-            PrivacyError: an epsilon that no noise reaches.
         """
         draft, epsilon = self.draft(), self.epsilon
         if epsilon is None:
@@ -229,9 +219,8 @@ class PlanConfig:
     def _with_noise(self, draft: Plan) -> Plan:
         """The plan with the noise given in every phase that has none yet; its target is what that costs."""
         noise = self.noise_multiplier or 0.0
-        filled = draft.with_noise(
-            {phase.name: noise for phase in draft.phases if phase.noise_multiplier == 0}
-        )
+        missing = {phase.name: noise for phase in draft.phases if phase.noise_multiplier == 0}
+        filled = draft.with_noise(missing)
         warn_if_large(self.delta, filled)
         cost = plan_epsilon(filled, self.accountant, self.delta)
         if not math.isfinite(cost):
@@ -242,11 +231,7 @@ class PlanConfig:
         return replace(filled, target_epsilon=cost, accountant=self.accountant)
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that is not the one asked for, but for noise, target and what it continues.
-
-        Raises:
-            PrivacyError: in what it differs.
-        """
+        """Refuse a plan that is not the one asked for, but for noise, target and what it continues."""
         drafted = self.draft()
         for name in ("method", "units", "unit", "steps_per_epoch", "phases"):
             got, expected = getattr(plan, name), getattr(drafted, name)
@@ -272,11 +257,7 @@ class PlanConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PlanConfig:
-        """What `to_json` gave.
-
-        Raises:
-            SparseDPError: unknown or missing values.
-        """
+        """What `to_json` gave."""
         known = {entry.name for entry in fields(cls)}
         if {*values, *_OPTIONAL} != known:
             raise SparseDPError(f"what a plan was made from: got {sorted(values)}, expected {sorted(known)}")
@@ -295,11 +276,7 @@ class PlanConfig:
 
     @classmethod
     def of(cls, plan: Plan) -> PlanConfig:
-        """What a plan was made from.
-
-        Raises:
-            PrivacyError: it does not say: it was put together by hand.
-        """
+        """What a plan was made from; one that was put together by hand does not say, and is refused."""
         if plan.spec is None:
             raise PrivacyError(
                 f"the plan for {plan.method!r} does not say what it was made from: it was put together by hand. "
@@ -309,11 +286,7 @@ class PlanConfig:
 
 
 def plan(
-    method: Method | str = METHOD,
-    *,
-    units: int,
-    unit_name: str = "row",
-    **asked: Unpack[PlanArgs],
+    method: Method | str = METHOD, *, units: int, unit_name: str = "row", **asked: Unpack[PlanArgs]
 ) -> Plan:
     """A calibrated plan; what is not given is filled in as `fit` does.
 

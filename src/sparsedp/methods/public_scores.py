@@ -35,11 +35,7 @@ class PublicScores:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> PublicScores:
-        """Scores from numbers, tensors or arrays.
-
-        Raises:
-            SparseDPError: no score at all, one that is no real number, or scores without the names of parameters.
-        """
+        """Scores from real numbers, tensors or arrays by names of parameters, at least one."""
         if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
             raise SparseDPError(
                 f"public_scores: got {given!r}, expected a mapping from names of parameters to scores, such as "

@@ -50,25 +50,11 @@ class Parts:
                 "has, or leave it out"
             )
         found = find(layout, always, "always")
-        parts = cls(
-            layout,
-            inside,
-            tuple(slot for slot in inside if slot in found),
-            tuple(slot for slot in inside if slot not in found),
-        )
+        kept = tuple(slot for slot in inside if slot in found)
+        parts = cls(layout, inside, kept, tuple(slot for slot in inside if slot not in found))
         if HEAD in always:
             parts.head_support()
         return parts
-
-    @property
-    def whole(self) -> bool:
-        """Whether every parameter is ranked."""
-        return len(self.ranked) == len(self.layout.slots)
-
-    @property
-    def ranked_size(self) -> int:
-        """Scalars that are ranked."""
-        return size_of(self.ranked)
 
     def all_support(self) -> Support:
         """Everything that takes part."""
@@ -106,7 +92,7 @@ class Parts:
 
     def among_ranked(self, order: Tensor) -> Tensor:
         """An order of all coordinates, without those that are not ranked."""
-        if self.whole:
+        if len(self.ranked) == len(self.layout.slots):
             return order
         mask = torch.zeros(self.layout.dimension, dtype=torch.bool)
         for slot in self.ranked:
@@ -115,11 +101,7 @@ class Parts:
 
 
 def find(layout: ParameterLayout, names: Names, what: str) -> tuple[ParameterSlice, ...]:
-    """The parameters that any of the names means, in layout order.
-
-    Raises:
-        SparseDPError: a pattern that fits no parameter. A word for structure may fit none.
-    """
+    """The parameters that any of the names means, in layout order; a word may mean none, a pattern may not."""
     last = _module(layout.slots[-1])
     means = {
         HEAD: lambda slot: _module(slot) == last,

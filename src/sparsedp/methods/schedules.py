@@ -33,7 +33,6 @@ class GradualCooling:
     name: Literal["cooling"] = "cooling"
 
     def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
-        """`1 - r(e)`."""
         if periods == 1:
             return target
         return 1 - (1 - target) * Fraction(period, periods - 1)
@@ -55,7 +54,6 @@ class ProgressiveUnfreezing:
             raise SparseDPError(f"release: got {list(self.ratios)}, expected ratios that never fall")
 
     def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
-        """`rho`, then the list; never less than `rho`."""
         if period == 0 or not self.ratios:
             return target
         return max(target, exact_ratio(self.ratios[min(period, len(self.ratios)) - 1]))
@@ -116,7 +114,6 @@ class EverySteps:
         whole(self.every_steps, "clock: every_steps", at_least=1)
 
     def starts(self, steps: int, steps_per_epoch: int) -> tuple[int, ...]:
-        """First step of each period."""
         return tuple(range(0, steps, self.every_steps))
 
 
@@ -130,7 +127,6 @@ class EqualParts:
         whole(self.parts, "clock: parts", at_least=1)
 
     def starts(self, steps: int, steps_per_epoch: int) -> tuple[int, ...]:
-        """First step of each period."""
         return tuple(sorted({part * steps // self.parts for part in range(self.parts)}))
 
 

@@ -34,12 +34,8 @@ class NoisyGradient:
 def observe(released: Release, frozen: Tensor | None = None, frozen_std: float = 0.0) -> NoisyGradient:
     """The released gradient on its support; elsewhere fresh public noise (RS Alg. 4, line 22), or zeros.
 
-    A frozen coordinate with fresh noise looks like an active one without signal, and can come back.
-
-    Args:
-        released: one step's release.
-        frozen: d standard normal numbers, public; those on the support are not used.
-        frozen_std: their scale, the noise an active coordinate would have had.
+    A frozen coordinate with fresh noise looks like an active one without signal, and can come back. `frozen` are d
+    standard normal numbers, public, and `frozen_std` is the noise an active coordinate would have had.
     """
     support, mean = released.support, released.mean.to("cpu", torch.float64)
     if support.is_full:
@@ -129,7 +125,7 @@ class MeanScore(Ranking):
         raise NotImplementedError
 
     def init(self, dimension: int) -> RankingState:
-        return {"sum": _zeros(dimension), "steps": _count()}
+        return {"sum": _zeros(dimension), "steps": torch.tensor(0)}
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         return {"sum": self.term(seen).add_(state["sum"]), "steps": state["steps"] + 1}
@@ -192,7 +188,7 @@ class Coherent(Ranking):
     name: str = "coherent"
 
     def init(self, dimension: int) -> RankingState:
-        return {"sum": _zeros(dimension), "variance": _zeros(dimension), "steps": _count()}
+        return {"sum": _zeros(dimension), "variance": _zeros(dimension), "steps": torch.tensor(0)}
 
     def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         return {
@@ -209,10 +205,6 @@ def _zeros(dimension: int) -> Tensor:
     return torch.zeros(dimension, dtype=torch.float64)
 
 
-def _count() -> Tensor:
-    return torch.zeros((), dtype=torch.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class RandomOrder(Ranking):
     """A fresh public random permutation each time (TP-Rand; RS, Alg. 1 line 5)."""
@@ -222,9 +214,8 @@ class RandomOrder(Ranking):
 
     def order(self, state: RankingState, place: RankingContext) -> Order:
         layout, granularity = place.parts.layout, place.granularity
-        return Order(
-            place.parts.among_ranked(random_order(place.public, (place.period,), layout, granularity))
-        )
+        order = random_order(place.public, (place.period,), layout, granularity)
+        return Order(place.parts.among_ranked(order))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
 from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.public_scores import Knowledge
-from sparsedp.methods.ranking import HEAD, Order, Parts, TableRows, find
+from sparsedp.methods.ranking import HEAD, Order, Parts, TableRows, find, size_of
 from sparsedp.methods.schedules import Refresh, active_count
 from sparsedp.methods.scores import Given, NoisyGradient, RankingContext, RankingState, ScoreSource, observe
 from sparsedp.methods.warmup import WarmupWatch, under
@@ -184,15 +184,15 @@ class SupportScheduler:
                 f"step: got {step}, expected {self._next_step} to {self._timeline.stop - 1}; "
                 "steps come in order and each is set once"
             )
-        period = self._period_of(step)
+        within = step - self._timeline.main_start
+        period = bisect_right(self._starts, within) - 1 if within >= 0 else _BEFORE_MAIN
         if self._source is ScoreSource.STEP_ROWS and self._parts.ranked and self._counted_step != step:
             raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
         change = self._enter(period) if period != self._period else None
         self._next_step, self._awaited = step + 1, step
         main = period > _BEFORE_MAIN
-        return StepSetting(
-            self._support, self._geometry(main), self._method.per_sample_top if main else None, change
-        )
+        top = self._method.per_sample_top if main else None
+        return StepSetting(self._support, self._geometry(main), top, change)
 
     def update(self, released: Release) -> None:
         """Update scores and geometry statistics with the release of the step last set."""
@@ -283,10 +283,6 @@ class SupportScheduler:
             "public_seed": self._public.seed,
         }
 
-    def _period_of(self, step: int) -> int:
-        within = step - self._timeline.main_start
-        return bisect_right(self._starts, within) - 1 if within >= 0 else _BEFORE_MAIN
-
     @property
     def _stage(self) -> Stage:
         return self._method.stages[-1 if self._period > _BEFORE_MAIN else -2]
@@ -340,7 +336,7 @@ class SupportScheduler:
 
     def _count(self, period: int) -> int:
         """The scheduled number of active coordinates among those that are ranked."""
-        ranked = self._parts.ranked_size
+        ranked = size_of(self._parts.ranked)
         if ranked == 0:
             return 0
         target = exact_ratio(self._method.active_ratio)

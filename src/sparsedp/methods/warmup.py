@@ -41,8 +41,7 @@ class WarmupWatch:
     def __init__(self, plan: Plan, dimension: int) -> None:
         self._first, self._steps = plan.first_step(observed_phase(plan).name), observed_steps(plan)
         self._dimension = dimension
-        few = self._steps < MINIMUM_WARMUP
-        self._over = few or dimension > MOST_COORDINATES
+        self._over = self._steps < MINIMUM_WARMUP or dimension > MOST_COORDINATES
         self._tensors: dict[str, Tensor] = {}
 
     def observe(self, released: Release) -> None:

@@ -47,7 +47,6 @@ with known answer, they lost up to 0.4 * 2.2e-16 of delta per step."""
 SUPPORT = 10.0
 """Standard deviations of noise the grid reaches out to; the mass beyond counts as an infinite loss."""
 
-
 Grid = tuple[float, int, int]
 """How finely losses are discretised. The width as a fraction of the standard deviation of one step's loss: epsilon is
 too high by about 0.09 fraction^2 of itself, at rates 1e-4..1 and noise 0.4..30. Most points for one step's loss: past
@@ -167,10 +166,7 @@ def addition_divergence(rate: float, noise: float, epsilons: Vector) -> Vector:
 
 
 def _log_height(rate: float, epsilons: Vector) -> Vector:
-    """log(e^epsilon - 1 + q), minus infinity where that is not positive.
-
-    Without the logarithm it cancels at rates near 1 and overflows at large epsilons.
-    """
+    """log(e^epsilon - 1 + q), or -inf; without the logarithm it cancels at rates near 1, and overflows."""
     unsampled = math.log1p(-rate) if rate < 1 else -math.inf
     with np.errstate(divide="ignore"):
         above = np.log(-np.expm1(np.minimum(0.0, unsampled - epsilons)))

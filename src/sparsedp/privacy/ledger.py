@@ -118,10 +118,8 @@ class LedgerState:
                 raise PrivacyError("got a line about no file")
             return replace(grown, files=(*self.files, (grown.length, FrozenMap(found))))
         if content["kind"] == "closed":
-            successor = Plan.from_json(checks.text(content["successor"], "successor"))
-            return replace(
-                grown, closed=self.closed or grown.length, successors=(*self.successors, successor)
-            )
+            plans = (*self.successors, Plan.from_json(checks.text(content["successor"], "successor")))
+            return replace(grown, closed=self.closed or grown.length, successors=plans)
         block, expected = ChargeBlock(*(content[name] for name in ChargeBlock._fields)), self.next_block()
         if block != expected or (not block.steps and content["kind"] == "block"):
             raise PrivacyError(f"got {block}, which the plan does not allow; expected {expected}")
