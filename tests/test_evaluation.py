@@ -16,11 +16,7 @@ from runs import loss_fn, network, rows
 from sparsedp import fit
 from sparsedp.batch import from_criterion
 from sparsedp.errors import PrivacyError
-from sparsedp.evaluation import (
-    classification_metrics,
-    held_out,
-    threshold_of,
-)
+from sparsedp.evaluation import classification_metrics, held_out, threshold_of
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -171,10 +167,6 @@ APART: dict[str, tuple[Any, Any]] = {
     "the two ends of tensors": (part(slice(20)), part(slice(20, None))),
     "every other row of tensors": (part(slice(0, None, 2)), part(slice(1, None, 2))),
     "parts": (Subset(DATA, range(20)), Subset(DATA, range(20, 40))),
-    "a constant target of tensors": (
-        TensorDataset(INPUTS[:20], TARGETS[:1].expand(20)),
-        TensorDataset(INPUTS[20:], TARGETS[:1].expand(20)),
-    ),
     "the two ends": (over(WIDE[:20]), over(WIDE[20:])),
     "every other row": (over(WIDE[::2]), over(WIDE[1::2])),
     "every other row, stored by column": (over(COLUMNS[::2]), over(COLUMNS[1::2])),

@@ -11,16 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from runs import weights
 from sparsedp import SparseDPError, fit, make_private
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS = 40
 PRIVACY = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp", "method": "dp-sgd", "seed": 0}
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
 
 
 def table(seed: int, rows: int = ROWS) -> TensorDataset:
@@ -52,7 +49,7 @@ class Classifier:
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 
-def lightning_module(**changes):
+def lightning_module():
     lightning = pytest.importorskip("lightning")
 
     class Own(Classifier, lightning.LightningModule):
@@ -60,8 +57,6 @@ def lightning_module(**changes):
             lightning.LightningModule.__init__(self)
             self.net = linear()
 
-    for name, value in changes.items():
-        setattr(Own, name, value)
     return Own()
 
 
@@ -73,24 +68,9 @@ def lightning_trainer(folder, **more):
     )  # fmt: skip
 
 
-def test_lightning_module_of_a_user_trains_the_run_of_fit(tmp_path):
-    pytest.importorskip("lightning")
-    from sparsedp.integrations.lightning import PrivateModule
-
-    module = lightning_module()
-    private = PrivateModule(module, DataLoader(table(0), batch_size=10), epochs=3, **PRIVACY)
-    trainer = lightning_trainer(tmp_path)
-    trainer.fit(private, val_dataloaders=DataLoader(table(1), batch_size=20))
-    assert set(trainer.callback_metrics) == {"epsilon", "val_accuracy"}
-    assert private.result.complete
-    plain = linear()
-    fit(plain, table(0), nn.CrossEntropyLoss(), epochs=3, batch_size=10, progress=False, **PRIVACY,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
-        lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.StepLR(o, 4, 0.5))  # fmt: skip
-    assert torch.allclose(weights(module), weights(plain), atol=1e-6)
-
-
-def test_lightning_datamodule_gives_the_loaders(tmp_path):
+@pytest.mark.parametrize("by_module", [False, True])
+def test_lightning_module_of_a_user_trains_the_run_of_fit(by_module, tmp_path):
+    """On given loaders, or on those of a data module."""
     lightning = pytest.importorskip("lightning")
     from sparsedp.integrations.lightning import PrivateModule
 
@@ -104,10 +84,17 @@ def test_lightning_datamodule_gives_the_loaders(tmp_path):
         def val_dataloader(self):
             return DataLoader(table(1), batch_size=20)
 
-    private = PrivateModule(lightning_module(), datamodule=Tables(), epochs=3, **PRIVACY)
-    trainer = lightning_trainer(tmp_path)
-    trainer.fit(private)
-    assert "val_accuracy" in trainer.callback_metrics
+    module, trainer = lightning_module(), lightning_trainer(tmp_path)
+    loader, tables = (None, Tables()) if by_module else (DataLoader(table(0), batch_size=10), None)
+    private = PrivateModule(module, loader, datamodule=tables, epochs=3, **PRIVACY)
+    trainer.fit(private, val_dataloaders=None if by_module else DataLoader(table(1), batch_size=20))
+    assert set(trainer.callback_metrics) == {"epsilon", "val_accuracy"}
+    assert private.result.complete
+    plain = linear()
+    fit(plain, table(0), nn.CrossEntropyLoss(), epochs=3, batch_size=10, progress=False, **PRIVACY,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
+        lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.StepLR(o, 4, 0.5))  # fmt: skip
+    assert torch.allclose(weights(module), weights(plain), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,20 +151,6 @@ def test_lightning_run_is_checkpointed_by_callbacks_and_resumed_from_its_folder(
     trainer.fit(again, val_dataloaders=held)
     assert (again.private.step, trainer.current_epoch) == (12, 3)
     assert torch.equal(weights(again.module), weights(whole.module))
-
-
-def test_lightning_step_that_mixes_examples_is_refused():
-    pytest.importorskip("lightning")
-    from sparsedp.integrations.lightning import PrivateModule
-
-    def contrast(self, batch, batch_idx):
-        x, _ = batch
-        found = self.net(x)
-        return nn.functional.cross_entropy(found @ found.T, torch.arange(len(x)))
-
-    module = lightning_module(training_step=contrast)
-    with pytest.raises(SparseDPError, match="in-batch negatives"):
-        PrivateModule(module, DataLoader(table(0), batch_size=10), epochs=3, **PRIVACY)
 
 
 def test_accelerate_leaves_a_plain_loop_as_it_is():

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from sparsedp import ModelError, PerExampleLoss, SparseDPError, fit, verify
+from runs import weights
+from sparsedp import ModelError, PerExampleLoss, SparseDPError, fit
 from sparsedp.grad_sample.isolation import isolated_losses
 
 hf = pytest.importorskip("transformers")
@@ -70,10 +71,6 @@ def trainer_of(model, folder, privacy=None, callbacks=None, **settings):
     )  # fmt: skip
 
 
-def weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
-
-
 def test_trainer_takes_the_run_of_fit(tmp_path):
     trainer = trainer_of(bert(), tmp_path, max_grad_norm=0.5)
     done = trainer.train()
@@ -98,18 +95,10 @@ class Seen(hf.TrainerCallback):
     """Counts the events that it hears."""
 
     def __init__(self):
-        self.events = []
-        self.logs = []
+        self.events, self.logs = [], []
 
     def __getattribute__(self, name):
-        if name in (
-            "on_train_begin",
-            "on_epoch_begin",
-            "on_epoch_end",
-            "on_step_end",
-            "on_evaluate",
-            "on_save",
-        ):
+        if name in ("on_epoch_begin", "on_epoch_end", "on_step_end", "on_evaluate", "on_save"):
             return lambda *_, **__: self.events.append(name)
         return super().__getattribute__(name)
 
@@ -133,23 +122,9 @@ def test_strategies_and_callbacks_are_heeded(tmp_path):
     assert state["global_step"] == 8
     saved = type(bert()).from_pretrained(tmp_path / "checkpoint-8")
     assert torch.equal(weights(saved), weights(trainer.model.cpu()))
-    assert [set(log) >= {"epsilon", "learning_rate"} for log in seen.logs if "learning_rate" in log] == [
-        True,
-        True,
-    ]
+    assert ["epsilon" in log for log in seen.logs if "learning_rate" in log] == [True, True]
     assert sum("eval_accuracy" in log for log in seen.logs) == 2
     assert not any("loss" in log for log in seen.logs)
-
-
-def test_callback_may_stop_the_training_and_the_plan_stays_the_guarantee(tmp_path):
-    class Stop(hf.TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 3
-
-    trainer = trainer_of(bert(), tmp_path, privacy={"run_dir": tmp_path / "run"}, callbacks=[Stop()])
-    assert trainer.train().global_step == 3
-    assert trainer.result.epsilon == trainer.result.plan.target_epsilon or trainer.result.epsilon > 7.9
-    assert verify(tmp_path / "run").passed
 
 
 def test_what_is_best_on_held_out_data_is_saved_and_may_stop_the_training(tmp_path):
@@ -220,19 +195,6 @@ def test_overridden_loss_and_given_schedule_are_refused(tmp_path):
     trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
     with pytest.raises(SparseDPError, match="lr_scheduler"):
         trainer.train()
-
-
-def test_low_rank_adapters_are_what_is_trained(tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
-    model = peft.get_peft_model(bert(), config)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = trainer_of(model, tmp_path)
-    trainer.train()
-    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    assert moved
-    assert all("lora" in name or "classifier" in name for name in moved)
-    assert trainer.result.d == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 SIZES = {

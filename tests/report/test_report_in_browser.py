@@ -14,15 +14,9 @@ from runs import finished
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-)
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+    "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
 DESK, PHONE = 1280, 390
 
 VISIBLE_CHARTS = """

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sparsedp.errors import DataError, ModelError, SparseDPError
-from sparsedp.optimizers.factory import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
+from sparsedp.optimizers.factory import optimizer_state, restore_optimizer, restore_scheduler
 from sparsedp.parameters import ParameterLayout
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, describe_layout, pack, read_checkpoint
 from sparsedp.runs.run import load_weights
@@ -107,71 +107,13 @@ def test_weights_load_into_the_same_architecture_only(tmp_path: Path) -> None:
     assert torch.equal(fresh.weight, torch.ones(2, 3))
 
 
-OPTIMIZERS = {
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
-    "adam-fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
-    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
-}
-SCHEDULERS = {
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),
-    "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=9, cycle_momentum=False),
-    "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5, 6]),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
-    "sequential": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o, [SCHEDULERS["cosine"](o), torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9)], milestones=[4]
-    ),
-}
-
-
-def conv() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
-
-
-def advance(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, steps: range) -> None:
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        for p in model.parameters():
-            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
-        optimizer.step()
-        scheduler.step()
-
-
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [*((name, "cosine") for name in OPTIMIZERS), *(("momentum", schedule) for schedule in SCHEDULERS)],
-)
-def test_an_optimizer_and_its_scheduler_go_on_to_the_bit(name: str, schedule: str, tmp_path: Path) -> None:
-    straight, first, second = conv(), conv(), conv()
-    runs = {}
-    for model in (straight, first, second):
-        optimizer = OPTIMIZERS[name](model.parameters())
-        runs[model] = (optimizer, SCHEDULERS[schedule](optimizer))
-    advance(straight, *runs[straight], range(8))
-    advance(first, *runs[first], range(5))
-    path = tmp_path / "checkpoint.safetensors"
-    optimizer, scheduler = runs[first]
-    saved = {"optimizer": optimizer_state(optimizer), "scheduler": scheduler_state(scheduler)}
-    write_model(path, first, **saved)
-    back = read_checkpoint(path)
-    second.load_state_dict(back.state["model"])
-    restore_optimizer(runs[second][0], back.state["optimizer"])
-    restore_scheduler(runs[second][1], back.state["scheduler"])
-    advance(second, *runs[second], range(5, 8))
-    for one, other in zip(straight.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_another_optimizer_or_scheduler_is_refused() -> None:
-    model = conv()
+    model = nn.Linear(3, 2)
     saved = optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(SparseDPError, match="SGD and got Adam"):
         restore_optimizer(torch.optim.Adam(model.parameters()), saved)
     with pytest.raises(SparseDPError, match="other parameter groups"):
         restore_optimizer(torch.optim.SGD([model.weight], lr=0.1), saved)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 1)
     with pytest.raises(SparseDPError, match="no scheduler in its checkpoint"):
-        restore_scheduler(SCHEDULERS["cosine"](torch.optim.SGD(model.parameters(), lr=0.1)), None)
+        restore_scheduler(scheduler, None)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import sparsedp
 from runs import a_trainer, advance
@@ -207,27 +206,6 @@ def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
     found = quick(run)
     assert found.passed
     assert found.unchecked == (*UNCHECKED, "notes.txt")
-
-
-def test_a_kill_between_the_ledger_and_the_file_it_names_does_not_spoil_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparsedp.training.recorder.SAVE_EVERY", 0.0)
-    whole = advance(a_trainer(out=tmp_path / "whole")).finish()
-    out = tmp_path / "run"
-    trainer = advance(a_trainer(out=out), 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "sparsedp.runs.directory.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full"))
-        )
-        with pytest.raises(OSError, match="full"):
-            advance(trainer, 1)
-    trainer.close()
-    assert quick(out).reasons == ()
-    result = advance(a_trainer(out=out, resume=True)).finish()
-    assert quick(out).reasons == ()
-    for one, two in zip(result.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(one, two)
 
 
 def test_an_older_checkpoint_put_back_is_found(tmp_path: Path) -> None:

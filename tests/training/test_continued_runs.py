@@ -11,7 +11,7 @@ import torch
 
 import sparsedp
 from runs import ROWS, a_plan, a_trainer, advance, die_at, loss_fn, network, placed, rows
-from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanConfig, get_method
 from sparsedp.privacy import Plan, RdpFilter
 from sparsedp.privacy.ledger import Ledger
@@ -167,15 +167,6 @@ def test_the_same_remainder_goes_to_no_second_folder(folders):
     fitted(second, continue_from=first)
     fitted(third, continue_from=first)
     assert spent_under_the_cap(*folders) <= 1
-
-
-def test_a_fit_that_failed_before_its_first_step_can_be_asked_for_again(folders):
-    first, second, _ = folders
-    first_fit(first)
-    with pytest.raises(SparseDPError):
-        fitted(second, continue_from=first, engine="no such engine")
-    fitted(second, continue_from=first)
-    assert 0.98 < spent_under_the_cap(first, second) <= 1
 
 
 def test_a_paused_run_gives_up_what_it_had_not_spent_and_one_that_continues_resumes_with_its_plan(folders):

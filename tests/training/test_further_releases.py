@@ -119,19 +119,6 @@ def test_the_epsilon_of_a_run_has_the_normalisation_in_it_and_every_file_agrees(
     assert result.report().stat().st_size > 10_000
 
 
-def test_patients_are_clipped_as_a_whole_and_counted_once():
-    """Forty rows of one patient far out, twenty patients with one row: N is 21, and the crowd counts once."""
-    inputs = torch.cat([torch.full((40, FEATURES), 50.0), torch.zeros(20, FEATURES)])
-    owner = [0] * 40 + list(range(1, 21))
-    model = train(
-        dataset=TensorDataset(inputs, rows(1).tensors[1]), unit_ids=owner, unit_name="patient", rows_per_unit=40,
-        batch_size=7,
-    ).model  # fmt: skip
-    noise = torch.from_numpy(noise_of(0, (0,), ASKED.clip_norm, ASKED.noise_multiplier, FEATURES))
-    total = 21 * model.centre.double() - noise
-    assert float(total.norm()) == pytest.approx(ASKED.clip_norm / 1.001, rel=1e-4)
-
-
 class Killed(BaseException):
     """Stands for a kill: nothing that cleans up catches it."""
 
@@ -205,26 +192,6 @@ def test_a_run_killed_in_its_first_step_goes_on_with_the_constants_it_paid_for(s
     assert result.ledger.epsilon <= 8
     if seed is not None:
         assert torch.equal(weights(result.model), weights(train().model))
-
-
-def test_without_a_centre_one_release_scales_the_chosen_columns_around_zero(tmp_path):
-    asked = PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=(2, 0))
-    assert asked == PrivateNormalisation.from_json(json.loads(json.dumps(asked.to_json())))
-    result = train(tmp_path / "run", normalise=asked)
-    x = np.abs(rows(1).tensors[0].double().numpy()[:, [0, 2]])
-    lengths = np.linalg.norm(x, axis=1, keepdims=True)
-    std = 3.0 * 2.0 / len(x)
-    mean = (x * np.minimum(1, 2.0 / 1.001 / lengths)).sum(axis=0) / len(x) + noise_of(
-        0, (0,), 2.0, 3.0, 2
-    ) / len(x)
-    expected = np.ones(FEATURES)
-    expected[[0, 2]] = np.maximum(mean, std)
-    np.testing.assert_allclose(result.model.scale.numpy(), expected, rtol=1e-5)
-    assert not result.model.centre.any()
-    ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
-    assert ledger.charged == 16
-    assert [block.phase for block in ledger.blocks[:2]] == ["normalise", "warm-up"]
-    assert verify(tmp_path / "run").passed
 
 
 BOUND = 2.0
