@@ -100,14 +100,6 @@ def test_mutating_what_a_support_gives_changes_nothing(support):
     assert torch.equal(vector, torch.arange(5.0))
 
 
-def test_the_places_inside_parameters_together_are_the_support():
-    layout = ParameterLayout.of(nn.Sequential(nn.Conv1d(2, 3, 2), nn.Linear(4, 2)))
-    support = Support(range(0, layout.dimension, 3), layout.dimension)
-    places = support.split(layout)
-    assert torch.equal(torch.cat([places[slot.name] + slot.offset for slot in layout]), support.indices)
-    assert all((places[slot.name] < slot.size).all() for slot in layout)
-
-
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
@@ -144,12 +136,6 @@ def test_a_batch_that_cannot_be_taken_apart_by_example_is_refused(rows, complain
     """Every example would be given all of it: lengths in an array, for example."""
     with pytest.raises(DataError, match=complaint):
         MicroBatch(rows)
-
-
-@pytest.mark.parametrize("units", [[0, 0, 1, 2], [0, 1, 2, 3], [0, 0, 0, 0], []])
-def test_units_whole_and_in_order_are_accepted(units):
-    units = torch.tensor(units, dtype=torch.int64)
-    assert MicroBatch(torch.zeros(len(units), 1), units).example_count == len(units)
 
 
 @pytest.mark.parametrize(

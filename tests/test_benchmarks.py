@@ -97,21 +97,6 @@ def test_every_model_has_every_contender_and_both_kinds_of_support(model):
     }
 
 
-def test_every_model_people_bring_has_every_contender_and_slow_ones_one_turn():
-    jobs = models.jobs_of("bert-tiny")
-    assert [job.contender for job in jobs].count("sparsedp") == 1 + len(models.QUICK.ratios)
-    assert {job.active_ratio for job in jobs if job.support == "clustered"} == {0.2, 0.02}
-    assert set(MODELS) >= models.SLOW
-    assert {models.effort_for(name, quick=True).turns for name in models.SLOW} == {1}
-    assert models.effort_for("gpt2-2-layers", quick=False) == models.FULL
-
-
-def test_every_contender_is_on_the_large_table_and_ours_alone_grows():
-    found = [job.contender for job in tables.large_jobs(1000)]
-    assert found == ["sgd", "sgd-sparse", "opacus-ghost", "opacus-hooks", "sparsedp", "sparsedp"]
-    assert {job.contender for job in tables.growth_jobs((10, 20))} == {"sparsedp"}
-
-
 def test_a_model_whose_weights_are_missing_is_left_out_with_a_reason(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "sparsedp-experiments[pretrained]" in why_not("lite0-head")

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 import sparsedp
+from diagnostic_probes import network, rows
 from sparsedp.cli import app
 from sparsedp.diagnostics import SplitEnergies, inspect_run, split_concentration, statistics_of
 from sparsedp.errors import DataError
@@ -19,17 +20,6 @@ from sparsedp.runs.run import Run
 pytestmark = pytest.mark.usefixtures("checked_once")
 LOSS = nn.CrossEntropyLoss(reduction="none")
 BUDGET = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp"}
-
-
-def network():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-def rows(count):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)
 
 
 def a_run(out, method="tp-topk", model=None, **more):

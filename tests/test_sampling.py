@@ -11,14 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 from sparsedp.loading import DataConfig, ShapeValidator
-from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling import PoissonSampler, UnitPartition, split_microbatches
 from sparsedp_experiments.data import Dense, Split
@@ -121,24 +118,6 @@ def test_physical_batches_keep_to_the_limit_and_together_are_the_logical_one(mos
     (parts,) = micro_batches(sampler(60, 0.3, seed, max_physical_batch=most), 1)
     assert [row for part in parts for row in part] == whole
     assert all(0 < len(part) <= most for part in parts)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("units", [None, [i // 3 for i in range(60)]], ids=["rows", "units"])
-def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-    engine = ENGINES[kind](
-        model, lambda model, rows: model(rows[0].double().unsqueeze(1) / 10).square().sum(1)
-    )
-    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
-    settings = {"unit_ids": units, "rows_per_unit": 1 if units is None else 2}
-    whole, *others = (
-        engine.clipped_sum(next(sampler(60, 0.5, max_physical_batch=most, **settings).batches(0, 1)), query)
-        for most in (None, 2, 7, 100)
-    )
-    for other in others:
-        torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
 
 
 UNITS = np.array([5, 5, 5, 9, 2, 2, 7, 9, 9, 9, 2, 4])

@@ -236,12 +236,6 @@ def test_a_rank_that_raises_in_a_step_leaves_nothing_to_release(tmp_path):
 
 
 @several_processes
-def test_rank_0_kept_the_run_and_paid_for_every_step(two):
-    ledger = Ledger.read(two[0] / "RUN" / "ledger.jsonl")
-    assert ledger.charged == ledger.planned_steps
-
-
-@several_processes
 @pytest.mark.parametrize("job", NAMED)
 def test_every_rank_is_told_who_differs_and_in_what(two, job):
     assert [NAMED[job] in text for text in two[1][job]] == [True] * 2, two[1][job]

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federated_tools import (
-    CLIENTS,
-    LOSS,
-    ROWS,
-    Loopback,
-    a_plan,
-    all_rows,
-    make_model,
-    sgd,
-)
+from federated_tools import CLIENTS, LOSS, ROWS, Loopback, a_plan, all_rows, make_model, sgd
 
 import sparsedp
 from runs import OFTEN

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, from_criterion, slice_batch
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
-from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.rules import RULES, Rule
@@ -180,14 +180,6 @@ def test_dropout_draws_a_mask_per_example_and_step(kind):
     with same_draws():
         torch.testing.assert_close(total(0), SAMPLES * total(0, 1), rtol=1e-4, atol=1e-5)
     assert float((total(0) - SAMPLES * total(0, 1)).norm()) > 0.1 * float(total(0).norm())
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("reduce", [torch.mean, torch.sum])
-def test_a_scalar_loss_is_refused_with_the_remedy(kind, reduce):
-    engine = ENGINES[kind](nn.Linear(4, 3), lambda model, rows: reduce(model(rows)))
-    with pytest.raises(SparseDPError, match='reduction="none"'):
-        total_of(engine, torch.ones(SAMPLES, 4))
 
 
 @pytest.mark.parametrize("option", ["scale_grad_by_freq", "max_norm"])

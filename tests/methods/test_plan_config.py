@@ -13,7 +13,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.plan_config import PlanConfig, build_plan
 from sparsedp.methods.scores import Energy
-from sparsedp.privacy.calibration import EqualNoise, NominalSplit
+from sparsedp.privacy.calibration import NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 
@@ -52,17 +52,6 @@ def test_options_change_the_declared_rule_but_never_the_noise():
     assert all(p.phases[0].support.plain() == {"rule": "full"} for p in (plain, other))
 
 
-def test_the_split_divides_two_phases_and_leaves_one_alone():
-    def noises(name, split):
-        plan = build_plan(name, **SIZES, **BUDGET, split=split)
-        return [phase.noise_multiplier for phase in plan.phases]
-
-    equal, nominal = noises("tp-topk", EqualNoise()), noises("tp-topk", NominalSplit(0.3))
-    assert equal[0] == equal[1]
-    assert nominal[0] > equal[0] > nominal[1]
-    assert noises("dp-sgd", NominalSplit(0.3)) == noises("dp-sgd", EqualNoise())
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -78,11 +67,7 @@ def test_the_split_divides_two_phases_and_leaves_one_alone():
         ("dp-sgd", {"noise_multiplier": 1.0}, "expected one of them"),
         ("tp-topk", {"warmup_fraction": 1.0}, "warmup_fraction: got 1.0"),
         ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
-        (
-            "adadpigu",
-            {"max_grad_norm": "auto"},
-            "clipped in the space 'standardized', which takes one number",
-        ),
+        ("adadpigu", {"max_grad_norm": "auto"}, "in the space 'standardized', which takes one number"),
         ("tp-adaptive", {"max_grad_norm": BY_LAYER}, "clipped in the space 'scaled', which takes one number"),
         ("fest", {"selection_budget": 1.0}, "selection_budget: got 1.0"),
     ],

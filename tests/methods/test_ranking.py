@@ -59,13 +59,6 @@ def test_structure_and_patterns_find_parameters_in_their_order():
         names("wrods.*")
 
 
-def test_scope_always_and_ranked_share_out_the_parameters():
-    parts = Parts.of(LAYOUT, ("words.*", "head", "norm.*"), ("head", "body.*"))
-    assert [slot.name for slot in parts.always] == ["out.weight", "out.bias"]
-    assert [slot.name for slot in parts.ranked] == ["words.weight", "norm.weight", "norm.bias"]
-    assert parts.all_support().size == 21 + 8 + 10
-
-
 def supports(method, **options):
     plan = plan_of(get_method(method, **options))
     controller = SupportScheduler(plan, LAYOUT, PublicRandomness(5))

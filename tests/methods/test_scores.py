@@ -88,19 +88,6 @@ def test_frozen_coordinates_show_fresh_noise_with_its_own_variance_or_nothing():
     np.testing.assert_allclose(observe(released).noise_variance, [0.01, 0.0, 0.09, 0.0])
 
 
-def test_statistics_move_beta_with_the_old_alpha():
-    support = Support([0, 2], 3)
-    decays = Decays(centre=0.9, variance=0.99, stabilizer=0.5)
-    first = Statistics.fresh(support).updated(release(support, torch.tensor([2.0, -1.0])), decays)
-    np.testing.assert_allclose(first.alpha, [0.2, -0.1])
-    np.testing.assert_allclose(first.beta, [0.99 + 0.01 * 4, 0.99 + 0.01 * 1])
-    second = first.updated(release(support, torch.tensor([1.0, 1.0])), decays)
-    np.testing.assert_allclose(second.alpha, [0.9 * 0.2 + 0.1, -0.09 + 0.1])
-    np.testing.assert_allclose(
-        second.beta, [0.99 * 1.03 + 0.01 * (1 - 0.2) ** 2, 0.99 * 1.0 + 0.01 * (1 + 0.1) ** 2]
-    )
-
-
 @pytest.mark.parametrize(
     ("indices", "alpha", "beta"),
     [([1, 2, 3], [0, 2, 0], [1, 9, 1]), (range(6), [1, 0, 2, 0, 0, 3], [4, 1, 9, 1, 1, 16]), ([], [], [])],

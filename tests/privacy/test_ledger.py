@@ -92,15 +92,6 @@ def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypa
             assert calls[before:] == (["write", "fsync"] if grown else [])
 
 
-def test_blocks_hold_at_most_one_percent_of_the_steps_and_stay_in_their_phase(path):
-    with Ledger(PLAN, path) as ledger:
-        spend(ledger, range(PLAN.total_steps))
-    for block in Ledger.read(path).blocks:
-        assert 1 <= block.steps <= BLOCK
-        for step in range(block.first_step, block.first_step + block.steps):
-            assert charge_of(step) == Charge(block.phase, step, block.sampling_rate, block.noise_multiplier)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"noise_multiplier": 1.9999999999999998}, {"sampling_rate": 0.020000000000000004}, {"phase": "main"}]

@@ -22,9 +22,9 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
-from sparsedp.methods import build_plan, get_method
+from sparsedp.methods import build_plan
 from sparsedp.parameters import Support
-from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
+from sparsedp.privacy import EqualNoise, NominalSplit, PrivateNormalisation, plan_epsilon
 from sparsedp.privacy.charge import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.plan import dp_event
@@ -71,11 +71,6 @@ def check_scale(noise: torch.Tensor, scale: float) -> None:
     assert [value > LEVEL for value in values] == [True, False, False]
 
 
-def seeded_noise(size: int) -> torch.Tensor:
-    bits = Grid.for_mechanism(CLIP_NORM, NOISE_MULTIPLIER, size).noise_bits
-    return SCALE * SeededRandomness(1).rounded_gaussian(bits, size, key=(0,)).double() / 2**bits
-
-
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("support", SUPPORTS)
 def test_noise_has_the_right_scale_and_neither_two_thirds_nor_three_halves_of_it(support, source):
@@ -84,7 +79,8 @@ def test_noise_has_the_right_scale_and_neither_two_thirds_nor_three_halves_of_it
 
 def test_the_noise_is_the_same_around_a_signal_and_does_not_depend_on_the_batch():
     support = SUPPORTS["masked"]
-    noise = seeded_noise(support.size)
+    bits = Grid.for_mechanism(CLIP_NORM, NOISE_MULTIPLIER, support.size).noise_bits
+    noise = SCALE * SeededRandomness(1).rounded_gaussian(bits, support.size, key=(0,)).double() / 2**bits
     nothing, signal = (release(support, SeededRandomness(1), rows=rows).mean - noise for rows in (0, 20))
     assert float(nothing.abs().max()) < 1e-15  # the product of the same integers, rounded twice
     assert float(signal.norm()) <= 20 * CLIP_NORM / EXPECTED
@@ -212,19 +208,15 @@ def test_inputs_without_the_channels_of_numbers_that_were_declared_are_refused()
             sum(ChannelStatisticsSum([MicroBatch(rows)], 4, FlatClip(CLIP)).partial_sums(CLIP))
 
 
-def plan_of(method: str, **more: object) -> Plan:
-    return build_plan(
-        get_method(method), units=45_000, batch_size=4096, epochs=4, epsilon=3.0, delta=1e-5, max_grad_norm=0.1,
-        **more,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("split", [EqualNoise(), NominalSplit(0.3)], ids=["equal", "nominal"])
 @pytest.mark.parametrize("method", ["dp-sgd", "tp-topk"])
 def test_the_whole_plan_costs_the_target_and_no_more_by_two_accountants(method, split):
     import dp_accounting as dp
 
-    plan = plan_of(method, normalise=PrivateNormalisation(8.0), accountant="rdp", split=split)
+    plan = build_plan(
+        method, units=45_000, batch_size=4096, epochs=4, epsilon=3.0, delta=1e-5, max_grad_norm=0.1,
+        normalise=PrivateNormalisation(8.0), accountant="rdp", split=split,
+    )  # fmt: skip
     first = plan.phases[0]
     assert (first.name, first.steps, first.sampling_rate, first.trains) == ("normalise", 2, 1.0, False)
     assert first.noise_multiplier == 8.0

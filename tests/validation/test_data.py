@@ -91,11 +91,6 @@ SOME = Subset(TensorDataset(X, Y), range(150))
 FRAME = pd.DataFrame({"a": X[:, 0].numpy(), "y": Y.numpy()}, index=[f"id {i}" for i in range(N)])
 
 
-def range_of(length: int) -> Dataset[Any]:
-    """A data set whose rows are their numbers."""
-    return TensorDataset(torch.arange(length))
-
-
 MIXING: dict[str, Callable[[], Dataset[Any]]] = {
     "mixup by super": lambda: Mixup(X, Y),
     "mixup through itself": lambda: Items(lambda d, i: (d.x[i], d[(i * 7 + 3) % N]) if i % 2 == 0 else d.x[i]),
@@ -116,7 +111,7 @@ MIXING: dict[str, Callable[[], Dataset[Any]]] = {
     "a wrapper with the first": lambda: Around(ConcatDataset([SOME, SOME]), lambda b, i: (b[i], b[0])),
     "a wrapper that reads beside": lambda: Around(SOME, lambda b, i: (b[i], b.dataset.tensors[0].mean(0))),
     "one of many rows, which only a second look tells": lambda: Items(
-        lambda d, i: (d.x[i], d.many[7919 * i + random.randrange(1000)]), many=range_of(10**7)
+        lambda d, i: (d.x[i], d.many[7919 * i + random.randrange(1000)]), many=TensorDataset(torch.arange(10**7))
     ),
     "a frame's row before": lambda: Items(lambda d, i: (d.frame.iloc[i], d.frame.iloc[i - 1]), frame=FRAME),
     "a frame's random row": lambda: Items(lambda d, i: d.frame.sample(1), frame=FRAME),
